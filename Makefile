@@ -156,6 +156,11 @@ torture: servers ## two hours: all targets under all faults, a run for each of S
 soak: build ## ten minutes: measure stile serve with 10 000 sessions and 100 000 entries
 	go run ./lab/soak -stile $(BIN)/stile
 
+.PHONY: scale
+scale: servers ## five minutes: measure up to 2000 waiters for one lock on etcd; resumes
+	cd lab && GOWORK=off go build -o $(BIN)/scale ./scale
+	$(BIN)/scale -etcd $(BIN)/etcd -results $(BIN)/scale.jsonl
+
 FUZZTIME ?= 10s
 .PHONY: fuzz-short
 fuzz-short: MODULES += lab

@@ -183,7 +183,8 @@ func (h *Hold) Err() error {
 // Once it is false it stays false. Valid is cheap, sends no request, and is more exact than
 // Context, which depends on timers: it is right immediately after a suspend.
 //
-// True does not mean that the lock will still be held a moment later. Use the token for that.
+// True does not mean that the lock will still be held a moment later. To protect a resource after
+// the check, pass it the token.
 func (h *Hold) Valid() bool { return !h.over.Load() && h.tenure.session.Valid() }
 
 // Deadline returns when the hold will be lost if no further renewal is confirmed, in wall-clock
@@ -222,9 +223,9 @@ func (h *Hold) Release(ctx context.Context) error {
 }
 
 // ReleaseAfter gives the lock up like [Hold.Release], but the lock stays closed to others for d.
-// The entry stays in the line that long without renewal, even if the process ends. Use it for jobs
-// that must not run again too early, for example on a machine whose clock is slow. Others can see
-// the entry, and break it.
+// The entry stays in the line that long without renewal, even if the process ends. Use it for a
+// scheduled job that must not run twice, for example on another machine whose clock is behind and
+// which therefore starts the job later. Others can see the entry, and break it.
 //
 // On success nobody else gets the lock until d after the call; then the next waiter does. A store
 // may round d up to a full second or to its minimum TTL. If d is zero or negative, ReleaseAfter is

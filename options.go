@@ -17,13 +17,14 @@ const DefaultTTL = 15 * time.Second
 // its holder has died.
 const MaxTTL = 300 * time.Second
 
-// Options configure a [Client]. The zero value and a nil *Options mean the defaults.
+// Options configures a [Client]. The zero value and a nil *Options select the defaults.
 type Options struct {
 	// TTL is how long the client's session lives in the store without renewal. After a crash, the
 	// client's locks are free again when it has passed. The session is renewed every 3/10 of the
 	// TTL. Its holds are lost 9/10 of the TTL after the last confirmed renewal was sent, or earlier
-	// on stores that may end sessions early. So an outage of the store that is shorter than 4/10 of
-	// the TTL loses nothing, whenever it begins.
+	// on stores that may end sessions early ([store.Terms]). In the worst case an outage begins just
+	// before a renewal, and that renewal has to time out first. So on the other stores an outage that
+	// is shorter than 4/10 of the TTL loses nothing, whenever it begins.
 	//
 	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum or longer
 	// than [MaxTTL], New returns an error. If only the server knows the limits, the first call that
@@ -32,8 +33,8 @@ type Options struct {
 
 	// LockDelay keeps a lock closed for a time after a hold that ended without a release: its
 	// process died or was cut off, its client was closed, the entry was broken, or the store ended
-	// its session early. The delay starts when this client finds out, which is when it would get
-	// the lock. Lock and Join then wait for the delay, and TryLock returns an error with
+	// its session early. The delay starts when the next client finds that the hold was not released,
+	// which is when that client would otherwise get the lock. Lock and Join then wait for the delay, and TryLock returns an error with
 	// [HeldError.ClosedFor]. After a release there is no delay.
 	//
 	// Use it on stores that may end a session early, as etcd does if its leader's process is

@@ -18,9 +18,9 @@ func NewTracker(me Entry, others []Entry) *Tracker {
 	return p
 }
 
-// Left records that the entry with the given ID left the line at the given point of the store's
-// order, and reports whether that entry was ahead. An entry that joined later with the same ID is a
-// different one and is not removed.
+// Left records that the entry with the given ID left the line when the store's order was at. It
+// reports whether that entry was ahead. An entry with the same ID and an order larger than at joined
+// later, and is kept.
 func (p *Tracker) Left(id string, at uint64) bool {
 	e, ok := p.ahead[id]
 	if !ok || at <= e.Order {

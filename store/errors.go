@@ -14,9 +14,9 @@ var (
 	// ErrGone means that the entry is not in its line: it was withdrawn, it was removed by another
 	// client, or it never existed.
 	ErrGone = errors.New("entry gone")
-	// ErrNotKnown means that the entry is out of its line, but that its removal may not be this
-	// caller's doing: an earlier request to remove it got no reply, and the repeated request found
-	// no entry.
+	// ErrNotKnown means that the entry is out of its line, but that it is unknown whether this caller
+	// removed it: an earlier request to remove it got no reply, and the repeated request found no
+	// entry.
 	ErrNotKnown = errors.New("not known whether the entry was still there")
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = errors.New("not supported by this store")

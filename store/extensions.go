@@ -54,10 +54,10 @@ type Extensions struct {
 	SetOwner func(ctx context.Context, owner Owner) error
 
 	// NotifyContended makes the store call f once when another entry waits behind this one: at once
-	// if one already does, and never if the entry goes before that. f must not block or call the
+	// if one already does, and never if this entry is removed first. f must not block or call the
 	// store.
 	//
 	// It is not part of [Request], because watching for later entries can cost a store more than
-	// everything else. Only entries that call it pay that cost.
+	// everything else. Only entries for which it is called have that cost.
 	NotifyContended func(f func())
 }

@@ -11,30 +11,30 @@
 // tested from outside. Run it on every new store.
 //
 //   - Admission. An entry is reported [Admitted] only if the rules of package line admit it, in the
-//     order of arrival at the store. The store must have seen the entry itself, the one made by
-//     this call: an entry is never admitted just because all others are gone.
+//     order of arrival at the store. Before that the store must have found in the line the very
+//     entry that this call of Enqueue made. That all other entries are gone is not enough.
 //   - Order. The [Standing.Order] of an admitted entry is larger than that of every conflicting
 //     entry admitted before it with the same name, as long as the store keeps its data. Fencing
 //     tokens are made from it.
-//   - Life. A session's entries stay in their lines at least until TTL − Slack after the last
+//   - Lifetime. A session's entries stay in their lines at least until TTL − Slack after the last
 //     confirmation, counted from before its request was sent. They are removed shortly after the
 //     TTL if the session is not confirmed again. See [Terms]. Entries detached with
 //     [Extensions.WithdrawAfter] have a time of their own.
-//   - Own entries only. Withdraw removes only its own entry, even if that entry is gone and another
+//   - Withdrawal. Withdraw removes only its own entry, even if that entry is gone and another
 //     one has the same key.
-//   - No debris. If [Session.Enqueue] fails or its context ends, no entry of that call stays in the
+//   - Failed calls leave nothing. If [Session.Enqueue] fails or its context ends, no entry of that call stays in the
 //     line, or its removal has started. Nothing outlives its session, except what
 //     [Extensions.WithdrawAfter] and [Extensions.Mark] leave on purpose.
-//   - No waiter is forgotten. Lost messages, reconnections, compactions and leader changes may
+//   - Every admission is reported. Lost messages, reconnections, compactions and leader changes may
 //     delay the report of a new standing, but never suppress it.
 //
 // # Optional features
 //
-// Every store implements the three interfaces. Optional features are functions: those for one entry
-// are in the [Extensions] of its ticket, the others in [Capabilities], which also says in advance
-// which Extensions there are. A nil function means that the store lacks the feature. So a store
-// does not mention what it lacks, and a new feature can be added to the contract without breaking
-// existing stores.
+// Every store implements Store, Session and Ticket. Optional features are functions: those for one
+// entry are in the [Extensions] of its ticket, the others in [Capabilities], which also says in
+// advance which Extensions there are. A nil function means that the store lacks the feature. So a
+// store does not mention what it lacks, and a new feature can be added to the contract without
+// breaking existing stores.
 //
 // They are functions, not optional interfaces, because stores are wrapped: to rename locks, count
 // requests or inject faults. A wrapper that embeds an interface hides the additional methods of the
@@ -228,8 +228,9 @@ func (s State) String() string {
 // A Standing is an entry's state in its line, and its position.
 type Standing struct {
 	State State
-	// Ahead is how many entries must leave before a waiting entry is admitted; at least 1. In a long
-	// line it may be an upper bound, and not every change need be reported. It never increases.
+	// Ahead is how many entries must leave before a waiting entry is admitted; at least 1. In a
+	// long line it may be an upper bound, and not every change need be reported. It never
+	// increases.
 	Ahead int
 	// Order is the entry's position in the store's order of admissions. It is set if the entry is
 	// admitted, and earlier on stores that assign it on arrival. It is positive and below 2^52, so

@@ -135,7 +135,7 @@ func (c *Conn) Close() error { return c.close() }
 // connection stays open.
 //
 // If ctx ended first, the error matches ctx.Err(). If the URL has no scheme or an unknown one, the
-// error matches [ErrUnknownScheme], or suggests the correct URL.
+// error suggests the intended URL, if it can be guessed, and otherwise matches [ErrUnknownScheme].
 func Open(ctx context.Context, url string, opts *Options) (*Conn, error) {
 	if opts == nil {
 		opts = &Options{}

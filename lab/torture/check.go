@@ -21,8 +21,8 @@ func newCheck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check HISTORY",
 		Short: "Judge a history",
-		Long: `Check reads a history, prints which rules were broken and what happened in figures, and writes the same as report.json and, with
-a timeline of who held when and where the faults struck, as report.html beside the history.
+		Long: `Check reads a history and prints which rules were broken, and figures of what happened. It writes the same as report.json
+beside the history, and as report.html, with a timeline of holds and faults.
 
 It exits with 0 if no rule was broken, 1 if one was, and 2 if the history cannot be read.`,
 		Example: `  torture check torture-out/stile@etcd3-hot-1/history.jsonl
@@ -35,8 +35,8 @@ It exits with 0 if no rule was broken, 1 if one was, and 2 if the history cannot
 			return check(args[0], out, format)
 		},
 	}
-	cmd.Flags().StringVar(&out, "out", "", "the directory for the reports (default that of the history)")
-	cmd.Flags().StringVarP(&format, "output", "o", "text", "what to print: text or json")
+	cmd.Flags().StringVar(&out, "out", "", "directory for the reports (default: that of the history)")
+	cmd.Flags().StringVarP(&format, "output", "o", "text", "output format: text or json")
 	return cmd
 }
 
@@ -44,7 +44,7 @@ func newTable() *cobra.Command {
 	var brief bool
 	cmd := &cobra.Command{
 		Use:     "table HISTORY...",
-		Short:   "Judge several histories and make one table of them",
+		Short:   "Judge several histories and print one table of them",
 		Example: "  torture table --brief torture-out/matrix/*/history.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -59,7 +59,7 @@ func newTable() *cobra.Command {
 			return report.Table(os.Stdout, brief, all...)
 		},
 	}
-	cmd.Flags().BoolVar(&brief, "brief", false, "one row for each history, without those for each fault")
+	cmd.Flags().BoolVar(&brief, "brief", false, "one row for each history, without a row for each fault")
 	return cmd
 }
 
@@ -86,7 +86,7 @@ func check(path, out, format string) error {
 		}
 		fmt.Println("timeline:", filepath.Join(out, "report.html"))
 	default:
-		return fmt.Errorf("there is no output %q: text and json", format)
+		return fmt.Errorf("unknown output format %q: use text or json", format)
 	}
 	if len(v.Broken()) > 0 {
 		return errBroken
@@ -94,10 +94,11 @@ func check(path, out, format string) error {
 	return nil
 }
 
-// reportJSON is the file with a verdict. A run that has one is complete.
+// reportJSON is the name of the file with the verdict. It is written last: a run that has one is
+// complete.
 const reportJSON = "report.json"
 
-// writeReports writes a verdict for people and for programs.
+// writeReports writes a verdict as HTML and JSON.
 func writeReports(v *verdict.Verdict, out string) error {
 	asJSON, err := json.MarshalIndent(v, "", "\t")
 	if err != nil {

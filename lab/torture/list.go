@@ -32,7 +32,7 @@ func newList() *cobra.Command {
 			}
 			fmt.Fprintln(w, "FAULTS")
 			for _, f := range nemesis.All() {
-				fmt.Fprintf(w, "  %s\t%s\n", f.Name, f.About)
+				fmt.Fprintf(w, "  %s\t%s\n", f.Name, f.Summary)
 			}
 			fmt.Fprintln(w, "MUTANTS")
 			for _, m := range mutant.All() {

@@ -1,11 +1,13 @@
 //go:build linux
 
-// Command torture hurts real stores while real processes take locks on them, and judges what happened.
+// Command torture lets faults strike real stores while real processes use locks on them, and judges
+// what happened.
 //
 //	go run ./lab/torture run --target stile@etcd3 --faults all --for 5m --seed 1
 //	go run ./lab/torture check out/history.jsonl
 //
-// Running and judging are two things: a history is a file that anybody can check again. docs/torture.md has the rest.
+// Running and judging are separate: a history is a file that can be judged again. See
+// docs/torture.md.
 package main
 
 import (
@@ -19,20 +21,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The exit codes.
+// The exit statuses.
 const (
 	exitBroken = 1 // a rule was broken
-	exitFailed = 2 // it could not be run, or judged
+	exitFailed = 2 // the command failed
 )
 
-// errBroken: a rule was broken, as has been told.
+// errBroken means that a rule was broken. The rule has already been printed.
 var errBroken = errors.New("a rule was broken")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	root := &cobra.Command{
 		Use:           "torture",
-		Short:         "Hurt stores while processes take locks, and judge what happened",
+		Short:         "Let faults strike stores while processes use locks, and judge what happened",
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}

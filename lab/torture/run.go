@@ -18,14 +18,14 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// programsIn is the environment variable that says where the programs are that have been built before: inside there is no
-// network to fetch what they are built from.
-const programsIn = "STILE_TORTURE_PROGRAMS"
+// programsVar is the environment variable with the directory of the programs, which are built
+// before [site.Enter]: inside there is no network to download modules.
+const programsVar = "STILE_TORTURE_PROGRAMS"
 
-// runFlags are those of the verb run, and of what runs it.
+// runFlags are the flags of the run command, which smoke and matrix run too.
 type runFlags struct {
 	target, workload, faults, out string
-	built                         string // where the programs are, if they have been built
+	programDir                    string // where the programs are; empty if they have to be built
 	duration, ttl                 time.Duration
 	workers                       int
 	seed                          uint64
@@ -37,13 +37,13 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run --target TARGET",
 		Short: "Run a workload on a target under faults, and judge it",
-		Long: `Run starts the servers of a target and worker processes that take locks on them, injects faults, and writes what happened to
-OUT/history.jsonl, which it then judges as "torture check" does. It needs Linux, and root or user namespaces.
+		Long: `Run starts the servers of a target and worker processes that use locks on them, lets faults strike, and records what happens
+in OUT/history.jsonl. Then it judges that history as "torture check" does. It needs Linux, and root or user namespaces.
 
-A target is LOCKER@CLUSTER, or stile+MUTANT@CLUSTER for Stile with one rule broken on purpose; "torture list" has them all,
+A target is LOCKER@CLUSTER, or stile+MUTANT@CLUSTER for Stile with a planted bug; "torture list" lists them all,
 and the workloads and faults.
 
-It exits with 0 if no rule was broken, 1 if one was, and 2 if it could not be run.`,
+It exits with 0 if no rule was broken, 1 if one was, and 2 if it failed.`,
 		Example: `  torture run --target stile@etcd3 --faults all --for 5m --seed 1
   torture run --target stile@redis --faults clock-jump,holder-pause --for 1m
   torture run --target concurrency@etcd3 --faults holder-pause --workload long
@@ -52,16 +52,16 @@ It exits with 0 if no rule was broken, 1 if one was, and 2 if it could not be ru
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context()) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.target, "target", "", "what takes the locks, on what")
+	flags.StringVar(&f.target, "target", "", "lock implementation and cluster")
 	flags.StringVar(&f.workload, "workload", workload.Hot, "what the workers do with locks")
-	flags.StringVar(&f.faults, "faults", "none", "which faults strike: a comma separated list, all or none")
-	flags.DurationVar(&f.duration, "for", time.Minute, "how long")
-	flags.DurationVar(&f.ttl, "ttl", 2*time.Second, "the time to live of the locks' sessions")
-	flags.BoolVar(&f.shipped, "shipped", false, "run ZooKeeper with the times it is shipped with, which needs a --ttl of 8s")
-	flags.IntVar(&f.workers, "workers", 6, "how many workers there are at a time")
-	flags.Uint64Var(&f.seed, "seed", 1, "what chance begins with")
-	flags.StringVar(&f.out, "out", "", "the directory for the history and the reports (default torture-out/TARGET-WORKLOAD-SEED)")
-	flags.StringVar(&f.built, "programs", "", "the directory of the programs, which are not built then")
+	flags.StringVar(&f.faults, "faults", "none", "faults that strike: a comma-separated list, all or none")
+	flags.DurationVar(&f.duration, "for", time.Minute, "duration of the run")
+	flags.DurationVar(&f.ttl, "ttl", 2*time.Second, "TTL of the locks' sessions")
+	flags.BoolVar(&f.shipped, "shipped", false, "run ZooKeeper with the ticks it ships with; needs a --ttl of at least 8s")
+	flags.IntVar(&f.workers, "workers", 6, "number of workers at a time")
+	flags.Uint64Var(&f.seed, "seed", 1, "seed of the random choices")
+	flags.StringVar(&f.out, "out", "", "directory for the history and the reports (default torture-out/TARGET-WORKLOAD-SEED)")
+	flags.StringVar(&f.programDir, "programs", "", "directory of programs that are already built")
 	_ = flags.MarkHidden("programs")
 	_ = cmd.MarkFlagRequired("target")
 	return cmd
@@ -73,14 +73,14 @@ func (f *runFlags) run(ctx context.Context) error {
 		return err
 	}
 	if f.duration <= 0 || f.ttl < time.Second || f.workers < 1 || f.workers > 100 {
-		return errors.New("--for must be positive, --ttl a second or more, and --workers between 1 and 100")
+		return errors.New("--for must be positive, --ttl at least 1s, and --workers between 1 and 100")
 	}
 	if f.shipped && (!strings.HasPrefix(target.Cluster, "zk") || f.ttl < 8*time.Second) {
-		return errors.New("--shipped is about ZooKeeper, and needs a --ttl of 8s or more: four ticks")
+		return errors.New("--shipped needs ZooKeeper and a --ttl of at least 8s, which is four ticks")
 	}
 	config := trial.Config{
 		Target: target, Workload: f.workload, Faults: f.faults, For: f.duration, TTL: f.ttl, Workers: f.workers, Seed: f.seed,
-		Shipped: f.shipped, Command: f.command(), Status: say,
+		Shipped: f.shipped, Command: f.command(), Status: printStatus,
 	}
 	if _, err := config.Check(); err != nil { // before anything is built
 		return err
@@ -95,7 +95,7 @@ func (f *runFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	here, err := site.Enter() // if this is outside, the rest happens inside
+	here, err := site.Enter() // outside it does not return: the program starts again, inside
 	if err != nil {
 		remove()
 		return err
@@ -109,22 +109,23 @@ func (f *runFlags) run(ctx context.Context) error {
 	return check(path, f.out, "text")
 }
 
-// programs builds what the run needs, outside, and finds it again inside. remove takes it away again.
+// programs builds the programs of the run, outside, and finds them again inside. remove removes
+// them.
 func (f *runFlags) programs(ctx context.Context, target trial.Target) (p trial.Programs, remove func(), err error) {
-	if f.built != "" {
-		return trial.ProgramsIn(f.built), func() {}, nil
+	if f.programDir != "" {
+		return trial.ProgramsIn(f.programDir), func() {}, nil
 	}
-	dir, built := os.LookupEnv(programsIn)
+	dir, found := os.LookupEnv(programsVar)
 	remove = func() { _ = os.RemoveAll(dir) }
-	if built {
-		return trial.ProgramsIn(dir), remove, os.Unsetenv(programsIn)
+	if found {
+		return trial.ProgramsIn(dir), remove, os.Unsetenv(programsVar)
 	}
 	if dir, err = os.MkdirTemp("", "torture"); err != nil {
 		return p, nil, err
 	}
-	say("building " + target.String())
+	printStatus("building " + target.String())
 	if p, err = trial.Build(ctx, target, f.workload, dir); err == nil {
-		err = os.Setenv(programsIn, dir)
+		err = os.Setenv(programsVar, dir)
 	}
 	if err != nil {
 		remove()
@@ -132,7 +133,7 @@ func (f *runFlags) programs(ctx context.Context, target trial.Target) (p trial.P
 	return p, remove, err
 }
 
-// command is what repeats the run.
+// command returns the command that repeats the run.
 func (f *runFlags) command() string {
 	return strings.Join(append([]string{"go run ./lab/torture"}, f.args()...), " ")
 }
@@ -148,5 +149,5 @@ func (f *runFlags) args() []string {
 	return args
 }
 
-// say tells a person how far things have come.
-func say(what string) { fmt.Fprintln(os.Stderr, "torture:", what) }
+// printStatus prints the progress of the command.
+func printStatus(text string) { fmt.Fprintln(os.Stderr, "torture:", text) }

@@ -30,28 +30,30 @@ func newSmoke() *cobra.Command {
 	var duration time.Duration
 	cmd := &cobra.Command{
 		Use:   "smoke",
-		Short: "Catch every mutant, and hurt Stile itself for a while",
-		Long: `Smoke runs every mutant of Stile until the harness catches it, and then Stile itself on one etcd and on three for a short while, and on
-three without faults.
-The last line sums up. It exits with 0 if every mutant was caught and Stile broke no rule.`,
+		Short: "Catch every mutant, and run Stile itself under faults for a short time",
+		Long: `Smoke runs every mutant of Stile until the harness catches it. It also runs Stile itself for a short time: on one etcd and on
+three with faults, and on three without.
+
+The last line is a summary. It exits with 0 if every mutant was caught and Stile broke no rule.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return smoke(cmd.Context(), out, duration) },
 	}
-	cmd.Flags().StringVar(&out, "out", filepath.Join("torture-out", "smoke"), "the directory for histories and reports")
-	cmd.Flags().DurationVar(&duration, "for", 20*time.Second, "how long Stile itself is tried, each time")
+	cmd.Flags().StringVar(&out, "out", filepath.Join("torture-out", "smoke"), "directory for histories and reports")
+	cmd.Flags().DurationVar(&duration, "for", 20*time.Second, "duration of each run of Stile itself")
 	return cmd
 }
 
-// smoke is what `make torture-smoke` runs: the mutants, and beside them, one after the other, what has to be right.
+// smoke is what `make torture-smoke` runs: the mutants and, at the same time, the runs of Stile
+// itself, one after another.
 func smoke(ctx context.Context, out string, duration time.Duration) error {
 	began := time.Now()
 	mutants := mutant.All()
 	var escaped []string
 	var errMutants error
-	var catching sync.WaitGroup
-	catching.Go(func() { escaped, errMutants = catchAll(ctx, out, mutants) })
-	verdicts, err := hurt(ctx, out, duration)
-	catching.Wait()
+	var mutantRuns sync.WaitGroup
+	mutantRuns.Go(func() { escaped, errMutants = catchAll(ctx, out, mutants) })
+	verdicts, err := runStile(ctx, out, duration)
+	mutantRuns.Wait()
 	if err := errors.Join(err, errMutants); err != nil {
 		return err
 	}
@@ -61,27 +63,28 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 		conceded += v.Conceded()
 	}
 	fmt.Printf("%d of %d mutants caught; stile: %s; %d rules broken, %d violations conceded; %v\n", len(mutants)-len(escaped), len(mutants),
-		sum(verdicts...), broken, conceded, time.Since(began).Round(time.Second))
+		summarize(verdicts...), broken, conceded, time.Since(began).Round(time.Second))
 	switch {
 	case len(escaped) > 0:
-		return fmt.Errorf("not caught, so that nothing here proves anything: %s", strings.Join(escaped, ", "))
+		return fmt.Errorf("mutants not caught: %s; so the other results prove nothing", strings.Join(escaped, ", "))
 	case broken > 0:
 		return errBroken
 	}
 	return nil
 }
 
-// fairTTL is the TTL of the runs that show whether somebody is overtaken: a caller that asks a TTL later may not be served first. On a
-// busy machine a request may take two seconds to arrive.
+// fairTTL is the TTL of the runs that show whether a client is overtaken: only a client that asked
+// more than a TTL earlier must be served first. On a busy machine a request may take two seconds to
+// arrive.
 const fairTTL = 10 * time.Second
 
-// hurt runs Stile itself and judges it.
-func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.Verdict, error) {
+// runStile runs Stile itself and judges it.
+func runStile(ctx context.Context, out string, duration time.Duration) ([]*verdict.Verdict, error) {
 	var verdicts []*verdict.Verdict
 	for _, f := range []runFlags{
 		{target: "stile@etcd", faults: "holder-pause,holder-kill,holder-deaf,evict,reset"},
 		{target: "stile@etcd3", faults: "leader-kill,leader-isolate,follower-isolate,holder-pause"},
-		{target: "stile@etcd3", faults: "none"}, // only so is it judged whether somebody was overtaken
+		{target: "stile@etcd3", faults: "none"}, // the rule against overtaking matters most here
 	} {
 		f.workload, f.duration, f.ttl, f.workers, f.seed = workload.Hot, duration, 2*time.Second, 6, 1
 		f.out = filepath.Join(out, f.target)
@@ -89,18 +92,18 @@ func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.V
 			f.out += "-none"
 			f.ttl = fairTTL
 		}
-		v, err := f.apart(ctx)
+		v, err := f.runSubprocess(ctx)
 		if err != nil {
 			return nil, err
 		}
 		verdicts = append(verdicts, v)
-		fmt.Printf("%s, %s: %s: %s\n", f.target, f.faults, sum(v), report.Summary(v))
+		fmt.Printf("%s, %s: %s: %s\n", f.target, f.faults, summarize(v), report.Summary(v))
 	}
 	return verdicts, nil
 }
 
-// sum adds up what verdicts say in figures.
-func sum(all ...*verdict.Verdict) string {
+// summarize adds up the figures of verdicts.
+func summarize(all ...*verdict.Verdict) string {
 	var strikes, holders, leaders, acquired, overlaps, stale, accepted int
 	var gap time.Duration
 	for _, v := range all {
@@ -116,27 +119,28 @@ func sum(all ...*verdict.Verdict) string {
 		report.FormatCount(accepted, strikes), gap.Round(10*time.Millisecond))
 }
 
-// catchAll runs all mutants, a few at a time: they mostly wait. It returns those that were not caught.
+// catchAll runs all mutants, three at a time, since they mostly wait. It returns those that were
+// not caught.
 func catchAll(ctx context.Context, out string, mutants []mutant.Mutant) (escaped []string, err error) {
 	var mu sync.Mutex
 	var errs []error
 	var all sync.WaitGroup
-	places := make(chan struct{}, 3)
+	slots := make(chan struct{}, 3)
 	for _, m := range mutants {
 		all.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
-			caught, by, err := catch(ctx, out, m)
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			caught, details, err := catch(ctx, out, m)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
 			case err != nil:
 				errs = append(errs, fmt.Errorf("mutant %s: %w", m.Name, err))
 			case caught:
-				fmt.Printf("caught  %-20s %s\n", m.Name, by)
+				fmt.Printf("caught  %-20s %s\n", m.Name, details)
 			default:
 				escaped = append(escaped, m.Name)
-				fmt.Printf("ESCAPED %-20s %s\n", m.Name, by)
+				fmt.Printf("ESCAPED %-20s %s\n", m.Name, details)
 			}
 		})
 	}
@@ -145,29 +149,30 @@ func catchAll(ctx context.Context, out string, mutants []mutant.Mutant) (escaped
 	return escaped, errors.Join(errs...)
 }
 
-// tries is how often a mutant is run at most: chance decides whom a fault hits. Each run is longer, and has a longer TTL, than the
-// one before: what shows only if somebody is there within a part of the TTL shows on a busy machine, too, if that is long enough.
-// Most are caught the first time.
-const tries = 6
+// maxRuns is the maximal number of runs of a mutant: which worker a fault affects is random. Each
+// run is longer, and has a longer TTL, than the one before. A mutant that shows only if something
+// happens within a part of the TTL shows on a busy machine, too, if that part is long enough. Most
+// are caught in the first run.
+const maxRuns = 6
 
-// catch runs a mutant until it has broken one of the rules by which it is to be caught.
-func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by string, err error) {
-	built, err := os.MkdirTemp("", "torture")
+// catch runs a mutant until it has broken one of the rules that are to catch it.
+func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, details string, err error) {
+	programDir, err := os.MkdirTemp("", "torture")
 	if err != nil {
 		return false, "", err
 	}
-	defer os.RemoveAll(built)
+	defer os.RemoveAll(programDir)
 	target := trial.Target{Locker: "stile", Mutant: m.Name, Cluster: m.Cluster}
-	if _, err := trial.Build(ctx, target, m.Workload, built); err != nil {
+	if _, err := trial.Build(ctx, target, m.Workload, programDir); err != nil {
 		return false, "", err
 	}
-	for seed := range uint64(tries) {
+	for seed := range uint64(maxRuns) {
 		f := runFlags{
 			target: target.String(), workload: m.Workload, faults: m.Faults,
-			duration: time.Duration(12+8*seed) * time.Second, ttl: time.Duration(2+seed) * time.Second, workers: 6, seed: seed + 1, built: built,
+			duration: time.Duration(12+8*seed) * time.Second, ttl: time.Duration(2+seed) * time.Second, workers: 6, seed: seed + 1, programDir: programDir,
 		}
 		f.out = filepath.Join(out, m.Name)
-		v, err := f.apart(ctx)
+		v, err := f.runSubprocess(ctx)
 		if err != nil {
 			return false, "", err
 		}
@@ -176,13 +181,13 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by st
 				return true, fmt.Sprintf("breaks %s\n%29s%s: %s", m.Breaks, "", violation.Rule, violation.What), nil
 			}
 		}
-		by = fmt.Sprintf("breaks %s; found after %d runs: %s", m.Breaks, seed+1, sum(v))
+		details = fmt.Sprintf("breaks %s; found after %d runs: %s", m.Breaks, seed+1, summarize(v))
 	}
-	return false, by, nil
+	return false, details, nil
 }
 
-// apart runs in a process of its own, which is taken to a site of its own, and returns the verdict.
-func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
+// runSubprocess runs in a subprocess, which has its own site, and returns the verdict.
+func (f *runFlags) runSubprocess(ctx context.Context) (*verdict.Verdict, error) {
 	if err := os.MkdirAll(f.out, 0o750); err != nil {
 		return nil, err
 	}
@@ -190,23 +195,23 @@ func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
 	if err != nil {
 		return nil, err
 	}
-	done := filepath.Join(f.out, reportJSON)
-	if err := os.Remove(done); err != nil && !errors.Is(err, os.ErrNotExist) {
+	reportPath := filepath.Join(f.out, reportJSON)
+	if err := os.Remove(reportPath); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	var said bytes.Buffer
+	var output bytes.Buffer
 	args := append(f.args(), "--out", f.out)
-	if f.built != "" {
-		args = append(args, "--programs", f.built)
+	if f.programDir != "" {
+		args = append(args, "--programs", f.programDir)
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 30 * time.Second
-	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil && cmd.ProcessState.ExitCode() != exitBroken {
-		return nil, fmt.Errorf("%s: %w: %s", f.command(), err, said.String())
+		return nil, fmt.Errorf("%s: %w: %s", f.command(), err, output.String())
 	}
-	b, err := os.ReadFile(done)
+	b, err := os.ReadFile(reportPath)
 	if err != nil {
 		return nil, err
 	}

@@ -19,8 +19,8 @@
 //
 // If another client overwrites an entry's key, the entry loses its lease and keeps its place. A key
 // counts as an overwritten entry if it has been written more than once and is named after a lease
-// id that etcd may have chosen. The session that owns the entry reports it gone, if it holds the
-// lock, and deletes the key.
+// id that etcd may have chosen. A session that holds the lock with such an entry reports it gone
+// and deletes the key.
 //
 // An entry that outlasts its session keeps its key, and with it its order. The key is attached to
 // another lease, which is not renewed, and the value names the session's lease. From then on all
@@ -41,24 +41,27 @@
 //
 // # Requests whose outcome is unknown
 //
-// If the leader dies, etcd answers a request that it has accepted after seven seconds, with an
-// error, and the request may or may not have been carried out. Attempts are therefore given up
+// If the leader dies, a request that etcd has already accepted is answered only after seven seconds,
+// with an error, and may or may not have been carried out. Attempts are therefore given up
 // after half a second at first, or four times what requests have taken lately, and repeated. Each
 // request is idempotent, and a repeated attempt can tell what the earlier one did.
 //
-// An attempt that was given up may still be carried out after everything else, for example when a
-// member that was stopped for a minute resumes with the request in its queue. It would create an
-// entry that the client does not know of, under a lease that is renewed. Each enqueueing attempt
-// therefore names the revision of its session's epoch key and does nothing if that has changed.
-// When an attempt is left in doubt, the epoch key is written before the entry is forgotten. If no
-// attempt is ever in doubt, the epoch key does not exist and is never written.
+// An attempt that was given up may still be carried out after all later requests, for example when
+// a member that was stopped for a minute resumes with the request in its queue. It would create an
+// entry that the client does not know of, under a lease that is renewed. Each session therefore has
+// an epoch key:
 //
 //	<prefix>.stile/<lease id, hexadecimal>
 //
+// A transaction that adds an entry compares the revision of the epoch key with the one that the
+// session knows, and does nothing if they differ. If the outcome of an attempt stays unknown, the
+// session writes the epoch key before it discards the entry. As long as every attempt is answered,
+// the epoch key does not exist.
+//
 // # Watching
 //
-// etcd serves a watch that starts at a past revision only every 100 ms; concurrency.Mutex starts
-// all of its watches so. This package opens one watch for each line in which an entry of the
+// etcd delivers events to watches that start at a past revision in batches, one every 100 ms. All
+// watches of concurrency.Mutex start that way. This package opens one watch for each line in which an entry of the
 // session waits. It starts at the present, and a read that follows covers what happened before. The
 // watch stays open while the line is in use. It delivers every deletion in the line, so the next
 // waiter is admitted when the event arrives, without a further request. It filters out puts, which

@@ -20,8 +20,9 @@ import (
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a
-// half times its election timeout, which makes 2 s by default. Above five minutes etcd checkpoints
-// leases, and may lose what it has checkpointed.
+// half times its election timeout, which makes 2 s by default. For longer TTLs
+// etcd may checkpoint how long a lease has left, and after a change of leader a renewed lease may
+// then end early.
 const (
 	MinTTL = time.Second
 	MaxTTL = 300 * time.Second

@@ -13,10 +13,11 @@
 //	{a}//x   end of each lease, in ms of the server's time       a sorted set
 //	{a}//e   client, session and owner of each entry             a hash
 //	{a}//f   the last order given out; kept for a day            a string
-//	{a}//v   entries not to be put in (again), for ten minutes   a sorted set
+//	{a}//v   ids that a late request must not add (10 minutes)   a sorted set
 //
 // They are in the same slot of a cluster. No lock name contains "//", so none of these is the key
-// of a lock. They expire a minute after the last lease. A session is the key "//session/<id>".
+// of a lock. The first four expire about a minute after the last lease of the line has ended. A
+// session is the key "//session/<id>".
 //
 // One script changes a line, as one atomic step. Every operation (join, poll, leave, break) also
 // admits the entries that have become admissible. A release therefore hands the lock over on the
@@ -27,50 +28,51 @@
 //
 // Every entry, whether it holds or waits, has a lease that ends one TTL after its session was last
 // confirmed. A confirmation renews the session and all its entries, in one round trip or, for
-// thousands of entries, in a few. An admitted entry keeps the rest of its lease, so what a
-// confirmation promises is true of it whether its client learns of the admission at once, later or
-// never.
+// thousands of entries, in a few. Admission does not change an entry's lease, so a confirmation
+// covers an entry even if its client learns of the admission late or never.
 //
 // In a cluster the session and its entries are on different servers. A confirmation succeeds only
-// if all of them have renewed. An entry that is put in while a confirmation is under way is renewed
+// if all of them have renewed. An entry that is added while a confirmation is under way is renewed
 // once more.
 //
 // # Wake-ups
 //
-// Each store subscribes to one channel on which the script publishes admissions, evictions and
-// contention for its entries. In a cluster it subscribes to one channel for each slot in which it
+// Each store subscribes to one channel. On it the script publishes when one of the store's entries
+// is admitted, is removed by another client, or has a waiter behind it. In a cluster it subscribes to one channel for each slot in which it
 // waits for a lock. The keys are authoritative: waiting clients also poll, first after 100ms, then
 // every second, and when the lease of a holder ends. A lost message therefore costs a delay and
 // strands nobody. A store that subscribes again polls at once.
 //
-// The script sees how many subscribers have received its message. If an entry could be admitted,
-// but its client has subscribed before and does not receive the message, because its process has
-// ended or its connection is down, the next in line is admitted instead. The skipped entry keeps
-// its place until its lease ends. This is the only case in which admission does not follow arrival.
+// The script sees how many subscribers have received its message. If a client that had subscribed
+// does not receive the message that its entry is admitted, its process has ended or its connection
+// is down. The script then admits the next entry in line instead. The skipped entry keeps its place
+// until its lease ends. This is the only case in which admission does not follow arrival.
 //
 // # Orders
 //
 // An order is the larger of the last order plus one and the server's time in microseconds. It is
 // assigned when the entry joins, and again when it is admitted if another entry was admitted past
-// it. Orders rise as long as the data are kept. After a loss of data they still rise, unless the
-// clock of the server that takes over is behind by more than the loss took.
+// it. Orders increase as long as Redis keeps its data. They also increase after a loss of data,
+// unless the clock of the server that takes over is behind, by more than the time of the writes
+// that were lost.
 //
-// The last order is kept for a day after the time that it stands for, by the server's clock. While
-// it is kept, the clock may be set back by any amount. After that the clock alone makes orders
-// rise, so they go back if the clock is set back by more than that day.
+// An order, read as microseconds, is a time. The last order is kept until a day after that time, by
+// the server's clock. While it is kept, the clock may be set back by any amount. After that only
+// the clock makes orders increase, so they go back if it is set back by more than that day.
 //
 // # Requests whose outcome is unknown
 //
 // A request times out, after half a second at first, and is sent again; carrying it out twice does
-// no harm. If a request to put in an entry was abandoned and may still be carried out, the script
-// voids it: it remembers the entry's id, which is never used again. A request that arrives after
+// no harm. If a request to add an entry was abandoned and may still be carried out, the store makes
+// the script record the entry's id for ten minutes. The script adds no entry with such an id, and
+// no id is used twice. A request that arrives after
 // its session has ended does nothing. In a cluster, where the session is on another server, such an
 // entry stands until its lease ends.
 //
 // The script keeps no record of entries that have left. If a request to leave is lost with its
 // connection, and the repetition does not find the entry, it is unknown whether the lost request or
-// another client removed it: that is store.ErrNotKnown. A request that is only slow is waited for,
-// because its own reply tells.
+// another client removed it: that is store.ErrNotKnown. If a request is only slow, the store waits
+// for its reply, because that reply says whether the request removed the entry.
 //
 // The Redis client ignores contexts while it connects, and while it waits on a connection that is
 // not shared. The store therefore calls the client in separate goroutines and abandons the call

@@ -26,12 +26,12 @@
 // Each master counts a TTL by its own clock, from when it handles a request. A client counts from
 // before it sent the request, and subtracts a hundredth of the TTL and two milliseconds because
 // clocks differ in rate. That is the slack in the session's terms, so the deadline of a hold is
-// Redlock's validity time less the keeper's margin.
+// Redlock's validity time less the margin of a tenth of the TTL that Stile keeps on all stores.
 //
 // The masters have no record of sessions. A session lives while a majority confirms all its
 // entries; if that does not happen in time, the client ends it. An entry that joins after the last
-// confirmation was begun is admitted only after a renewal that was sent later than that. Every
-// entry therefore lasts beyond its session's deadline.
+// confirmation began is renewed first, and admitted when that renewal has succeeded. Every entry
+// therefore lasts beyond its session's deadline.
 //
 // # Orders
 //

@@ -29,36 +29,38 @@
 //
 // # Sessions
 //
-// A session is one ZooKeeper session on its own connection. It is several if it has so many entries
-// that servers could not read the end of one session again: see group. They are confirmed together
-// and lost together.
+// A session is one ZooKeeper session on its own connection. If it has very many entries it consists
+// of several ZooKeeper sessions, which are confirmed together and lost together: the transaction
+// that ends a ZooKeeper session names all of its nodes, and a server that restarts cannot read a
+// transaction that is too large.
 //
 // Confirm asks the leader, which first checks that the session exists. A reply to a ping proves
 // nothing: it comes from the server that the client is connected to, which may have been cut off
 // from the leader for as long as its syncLimit, ten seconds by default. For a session with holds a
-// sync proves nothing either: a leader that all other servers have left answers it for as long.
-// That takes a transaction.
+// sync proves nothing either: a leader that is cut off from all other servers answers it for as
+// long as its syncLimit too. Confirm therefore makes a transaction for such a session.
 //
 // The client library, however, pings for as long as the process lives. So this package ends a
 // session that is not confirmed for its TTL. It also prevents the library from opening another
 // session when the servers report that one has expired.
 //
 // A lost connection is not a lost session: the library connects to another server and continues.
-// The same happens if only pings are answered on a connection for a quarter of the TTL, or if a new
-// connection stays silent for as long (three seconds at most). But if a server grants a session
-// less than it had, the session counts as lost.
+// This package makes it do so too if a connection answers only pings for a quarter of the TTL, or
+// if a new connection stays silent for a quarter of the TTL or for three seconds, whichever is
+// shorter. If the new server grants the session a shorter TTL than before, the session counts as
+// lost.
 //
 // # Waiting
 //
 // Every entry is watched from its creation, by a request that is sent as soon as its node is known
-// and that no caller waits for. Until that request is answered no event would report the entry's
-// end. So a session is confirmed only if its entries are watched on its present connection. Many
-// entries are watched with one request; see ownNodes.
+// and that no caller waits for. Confirm succeeds only if all entries of the session are watched on
+// its present connection, because otherwise no event would report that an entry was removed. Many
+// entries are watched with one request.
 //
 // An entry watches the nearest entries ahead that block it, eight at most. No entry can join ahead
-// of it, so it is next when all those it knows of have left, if it still exists itself. The package
-// asks the server for that then, because one transaction may delete all nodes of a line, and the
-// server reports them one after another. The result of a read may be old: before it admits an entry
+// of it, so it is next when all watched entries have left, provided that it still exists. The
+// package then asks the server whether it does, because one transaction may delete all nodes of a
+// line, and the server reports them one after another. The result of a read may be old: before it admits an entry
 // the package makes a transaction. Lines with waiters are read again after a reconnection and every
 // two seconds. At most sixteen reads are in flight at a time in each ZooKeeper session, because
 // confirmations use the same connection.
@@ -71,7 +73,7 @@
 //
 // # Between this package and the library
 //
-// go-zookeeper's connections pass through this package: see transport. It chooses and abandons
+// go-zookeeper's connections pass through this package. It chooses and abandons
 // servers, authenticates connections, learns the TTL that the servers grant, changes the creation
 // of an entry into one whose reply has the number of its transaction (create2), and sends a listing
 // after it without waiting for the reply. The library can do none of that. Its Lock is not used.

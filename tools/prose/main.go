@@ -95,9 +95,9 @@ func (c *checker) add(name string, line int, format string, args ...any) {
 }
 
 // checkText checks a text that begins in the given line of a file.
-func (c *checker) checkText(name string, line int, kind, s string) {
+func (c *checker) checkText(name string, line int, s string) {
 	for _, p := range c.phrases {
-		if at := p.FindStringIndex(s); at != nil && (p.kind == "" || p.kind == kind) {
+		if at := p.FindStringIndex(s); at != nil {
 			c.add(name, line+strings.Count(s[:at[0]], "\n"), "%q: %s", s[at[0]:at[1]], p.replacement)
 		}
 	}
@@ -119,7 +119,7 @@ func (c *checker) checkGo(name string, source []byte) {
 		case token.EOF:
 			return
 		case token.COMMENT, token.STRING:
-			c.checkText(name, files.Position(pos).Line, "go", lit)
+			c.checkText(name, files.Position(pos).Line, lit)
 		default:
 		}
 	}
@@ -146,7 +146,7 @@ func (c *checker) checkMarkdown(name string, source []byte) {
 			}
 		}
 		if n.Type() == ast.TypeBlock && n.FirstChild() != nil && n.FirstChild().Type() == ast.TypeInline {
-			c.checkText(name, lineOf(n, source), "md", withoutCode(n, source))
+			c.checkText(name, lineOf(n, source), withoutCode(n, source))
 		}
 		return ast.WalkContinue, nil
 	})
@@ -243,15 +243,14 @@ func anchor(heading string) string {
 // A phrase is a regular expression that no text may match.
 type phrase struct {
 	*regexp.Regexp
-	kind        string // the kind of files to check, "md" or "go"; empty means all
 	replacement string // what to write instead
 }
 
 //go:embed phrases.txt
 var phrasesText string
 
-// parsePhrases parses lines with three fields, separated by tabs: the kind of files, a regular
-// expression, and what to write instead. Spaces in the expression also match line breaks.
+// parsePhrases parses lines with a regular expression, a tab, and what to write instead. Spaces in
+// the expression also match line breaks.
 func parsePhrases(source string) ([]phrase, error) {
 	var all []phrase
 	lines := bufio.NewScanner(strings.NewReader(source))
@@ -260,19 +259,15 @@ func parsePhrases(source string) ([]phrase, error) {
 		if l == "" || strings.HasPrefix(l, "#") {
 			continue
 		}
-		fields := strings.Split(l, "\t")
-		if len(fields) != 3 {
-			return nil, fmt.Errorf("phrases.txt: %q: want three fields", l)
+		expression, replacement, ok := strings.Cut(l, "\t")
+		if !ok {
+			return nil, fmt.Errorf("phrases.txt: %q: want an expression, a tab and a replacement", l)
 		}
-		re, err := regexp.Compile(`(?i)\b(?:` + strings.ReplaceAll(fields[1], " ", `[\s/]+`) + `)\b`)
+		re, err := regexp.Compile(`(?i)\b(?:` + strings.ReplaceAll(expression, " ", `[\s/]+`) + `)\b`)
 		if err != nil {
 			return nil, fmt.Errorf("phrases.txt: %q: %w", l, err)
 		}
-		kind := fields[0]
-		if kind == "all" {
-			kind = ""
-		}
-		all = append(all, phrase{re, kind, fields[2]})
+		all = append(all, phrase{re, replacement})
 	}
 	return all, lines.Err()
 }

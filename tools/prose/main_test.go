@@ -45,7 +45,6 @@ func TestCheck(t *testing.T) {
 		"a phrase in code":               {map[string]string{"a.md": "Run `who waits`.\n"}, nil},
 		"a phrase in Go":                 {map[string]string{"a.go": "package a\n\n// It makes no sense.\n"}, []string{`a.go:3: "makes no sense"`}},
 		"a phrase in a Go string":        {map[string]string{"a.go": "package a\n\nconst b = `makes no sense`\n"}, []string{`a.go:3: "makes no sense"`}},
-		"a phrase for Markdown in Go":    {map[string]string{"a.go": "package a // whoever\n"}, nil},
 		"a word misspelled":              {map[string]string{"a.md": "One.\nIt rec" + "ieves.\n"}, []string{`a.md:2: "rec` + `ieves" is spelled "receives"`}},
 		"British spelling":               {map[string]string{"a.md": "Its behaviour.\n"}, []string{`a.md:1: "behaviour" is spelled "behavior"`}},
 	} {

@@ -17,58 +17,58 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// diskFaults are those that hit the disk of a server.
+// diskFaults returns the faults of a server's disk.
 func diskFaults() []Fault {
-	kinds, why := []string{"etcd", "etcd3", "zk", "zk3"}, "servers keep nothing on disk there"
+	kinds, reason := []string{"etcd", "etcd3", "zk", "zk3"}, "its servers keep nothing on disk"
 	return []Fault{
 		{
 			Name:     "server-slow-disk",
-			About:    "let a server's disk take up to a second to sync",
+			Summary:  "make each sync of a server's disk take up to a second longer",
 			kinds:    kinds,
-			why:      why,
+			reason:   reason,
 			programs: []string{"strace"},
 			strike:   slowDisk,
 		},
 		{
-			Name:   "server-full-disk",
-			About:  "leave no room on a server's disk; if it ends of that, start it again when there is",
-			kinds:  kinds,
-			why:    why,
-			strike: fullDisk,
+			Name:    "server-full-disk",
+			Summary: "fill a server's disk; a server that ends because of that is restarted when there is space again",
+			kinds:   kinds,
+			reason:  reason,
+			strike:  fullDisk,
 		},
 	}
 }
 
-func slowDisk(ctx context.Context, h *hand) error {
-	server, err := h.server(ctx)
+func slowDisk(ctx context.Context, st *striker) error {
+	server, err := st.pickServer(ctx)
 	if err != nil {
 		return err
 	}
-	delay := time.Duration(50+h.random.IntN(950)) * time.Millisecond
-	h.For = h.ttls(0.5, 2)
-	h.saying("every sync takes %v longer,", delay)
-	tracer, err := trace(h.world.Cluster.Network(), server.Pid(), delay)
+	delay := time.Duration(50+st.random.IntN(950)) * time.Millisecond
+	st.Duration = st.randomTTLs(0.5, 2)
+	st.describe("every sync takes %v longer,", delay)
+	strace, err := slowSyncs(st.world.Cluster.Network(), server.Pid(), delay)
 	if err != nil {
 		return err
 	}
-	h.heal = tracer.end
+	st.heal = strace.detach
 	return nil
 }
 
-// A tracer is an strace that slows a process down.
-type tracer struct {
-	cmd   *exec.Cmd
-	said  bytes.Buffer
-	ended chan struct{}
-	err   error // how it ended; read it after ended
+// A straceProcess is an strace that slows down a process.
+type straceProcess struct {
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	ended  chan struct{}
+	err    error // the error of Wait; set before ended is closed
 }
 
-// trace slows the syncs of a process down, and returns when they are slow.
-func trace(network *site.Network, pid int, delay time.Duration) (*tracer, error) {
-	t := &tracer{ended: make(chan struct{})}
+// slowSyncs delays each sync of a process, and returns when the delay is effective.
+func slowSyncs(network *site.Network, pid int, delay time.Duration) (*straceProcess, error) {
+	t := &straceProcess{ended: make(chan struct{})}
 	t.cmd = exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync",
 		"-e", "inject=fsync,fdatasync:delay_exit="+strconv.FormatInt(delay.Microseconds(), 10), "-p", strconv.Itoa(pid))
-	t.cmd.Stderr = &t.said
+	t.cmd.Stderr = &t.stderr
 	if err := network.Start(t.cmd); err != nil {
 		return nil, err
 	}
@@ -79,19 +79,19 @@ func trace(network *site.Network, pid int, delay time.Duration) (*tracer, error)
 	for end := time.Now().Add(30 * time.Second); ; {
 		select {
 		case <-t.ended:
-			return nil, fmt.Errorf("strace has ended: %w: %s", t.err, strings.TrimSpace(t.said.String()))
+			return nil, fmt.Errorf("strace has ended: %w: %s", t.err, strings.TrimSpace(t.stderr.String()))
 		case <-time.After(time.Millisecond):
 		}
 		switch traced, err := tracedBy(pid, t.cmd.Process.Pid); {
 		case traced:
 			return t, nil
 		case err != nil, time.Now().After(end):
-			return nil, errors.Join(fmt.Errorf("strace has not got hold of process %d", pid), err, t.end())
+			return nil, errors.Join(fmt.Errorf("strace did not attach to process %d", pid), err, t.detach())
 		}
 	}
 }
 
-// tracedBy reports whether all threads of a process are traced by another.
+// tracedBy reports whether tracer, a process id or 0 for none, is the tracer of all threads of pid.
 func tracedBy(pid, tracer int) (bool, error) {
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
@@ -101,14 +101,14 @@ func tracedBy(pid, tracer int) (bool, error) {
 	for _, thread := range threads {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, thread.Name()))
 		if !strings.Contains(string(status), want) {
-			return false, nil // or the thread has just ended: look again
+			return false, nil // or the thread has just ended; the caller looks again
 		}
 	}
 	return true, nil
 }
 
-// end lets the process go.
-func (t *tracer) end() error {
+// detach ends the strace, which detaches from the process.
+func (t *straceProcess) detach() error {
 	if err := t.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -118,22 +118,22 @@ func (t *tracer) end() error {
 	case <-time.After(30 * time.Second):
 		_ = t.cmd.Process.Kill()
 		<-t.ended
-		return errors.New("strace did not let go, and was killed")
+		return errors.New("strace did not detach, and was killed")
 	}
 }
 
-func fullDisk(ctx context.Context, h *hand) error {
-	server, err := h.server(ctx)
+func fullDisk(ctx context.Context, st *striker) error {
+	server, err := st.pickServer(ctx)
 	if err != nil {
 		return err
 	}
-	h.For = h.ttls(0.5, 2)
-	h.saying("no room on its disk")
-	h.heal = func() error { return freeDisk(server) }
+	st.Duration = st.randomTTLs(0.5, 2)
+	st.describe("disk full")
+	st.heal = func() error { return freeDisk(server) }
 	return server.FillDisk()
 }
 
-// freeDisk makes room again, and starts the server if it has ended of that.
+// freeDisk frees the disk, and starts the server if it has ended because of the full disk.
 func freeDisk(server *site.Server) error {
 	if err := server.FreeDisk(); err != nil {
 		return err

@@ -16,56 +16,59 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// Fault is a way to hurt a [World].
+// Fault is a kind of fault that can strike a [World].
 type Fault struct {
-	// Name is the fault's: "holder-pause".
+	// Name is the name of the fault, such as "holder-pause".
 	Name string
-	// About says in a line what it does.
-	About string
+	// Summary describes the effect in one line.
+	Summary string
 
-	kinds    []string     // the kinds of clusters on which it is possible; nil: all
-	why      string       // it is not possible on others
-	programs []string     // that it needs
-	options  site.Options // that the cluster needs for it
-	// strike sets what the strike's heal is before it does anything that needs it.
-	strike func(ctx context.Context, h *hand) error
+	kinds    []string     // the kinds of clusters on which it is possible; nil means all
+	reason   string       // why it is not possible on other kinds
+	programs []string     // the programs that it needs
+	options  site.Options // the options that the cluster needs for it
+	// strike carries out the fault. It sets heal before it does anything that has to be healed.
+	strike func(ctx context.Context, st *striker) error
 }
 
-// Strike is a fault that has struck.
+// Strike is one occurrence of a fault. At is its time in the history; On, Role, What, Lock and Took
+// are the fields of its [history.Fault].
 type Strike struct {
-	// At is the time of [history.Now] just before it struck.
+	// At is the time just before the fault struck, from [history.Now].
 	At int64
-	// On is the worker or server that was hit, or several with commas between them, or "all".
+	// On names the victim, a worker or server; several are separated by commas. "all" means all
+	// connections.
 	On string
-	// Role is what it was then: "holder", "leader", "follower", or empty.
+	// Role is the role of the victim at that time: "holder", "leader", "follower", or empty.
 	Role string
-	// What says with figures what was done.
+	// What describes the strike, with its parameters.
 	What string
-	// Lock is the lock that was hit, if it was one only.
+	// Lock is the affected lock, if there is just one.
 	Lock string
-	// Took are the tokens of the entries that were deleted: see [history.Fault].
+	// Took contains the tokens of the deleted entries; see [history.Fault].
 	Took []uint64
-	// For is how long it is to last before [Strike.Heal].
-	For time.Duration
+	// Duration is the time from the strike to [Strike.Heal].
+	Duration time.Duration
 
-	heal func() error
-	free func()
+	heal    func() error
+	release func()
 }
 
-// Heal undoes what the fault did, as far as that is possible. Call it once; it is not bounded by the context of
-// [Fault.Strike].
+// Heal undoes the fault as far as possible, and makes its victims available to other faults. Call
+// it exactly once. The context of [Fault.Strike] does not limit it.
 func (s *Strike) Heal() error {
-	defer s.free()
+	defer s.release()
 	if s.heal == nil {
 		return nil
 	}
 	return s.heal()
 }
 
-// Possible returns why the fault cannot be done to a cluster of this kind on this machine, nil if it can.
+// Possible returns nil if the fault is possible on this kind of cluster and this machine, otherwise
+// an error with the reason.
 func (f Fault) Possible(kind string) error {
 	if f.kinds != nil && !slices.Contains(f.kinds, kind) {
-		return fmt.Errorf("%s is not possible on %s: %s", f.Name, kind, f.why)
+		return fmt.Errorf("%s is not possible on %s: %s", f.Name, kind, f.reason)
 	}
 	for _, program := range f.programs {
 		if _, err := exec.LookPath(program); err != nil {
@@ -75,25 +78,26 @@ func (f Fault) Possible(kind string) error {
 	return nil
 }
 
-// Strike does the fault to the world, with what is random taken from random. Who is the victim of another strike that is not
-// healed is left alone. If it fails it has healed what it had done, and what it returns says on whom it was tried.
+// Strike carries out the fault, with random choices from random. It does not pick a victim of
+// another strike that has not been healed. If it fails, it has healed what it had done; the
+// returned Strike still names the intended victim.
 func (f Fault) Strike(ctx context.Context, w *World, random *rand.Rand) (*Strike, error) {
-	h := &hand{Strike: Strike{At: history.Now()}, world: w, random: random}
-	h.free = func() { w.leave(h.places) }
-	err := f.strike(ctx, h)
+	st := &striker{Strike: Strike{At: history.Now()}, world: w, random: random}
+	st.release = func() { w.unclaim(st.claims) }
+	err := f.strike(ctx, st)
 	if err != nil {
-		err = errors.Join(err, h.Heal())
+		err = errors.Join(err, st.Heal())
 	}
-	return &h.Strike, err
+	return &st.Strike, err
 }
 
-// All returns all faults there are.
+// All returns all faults.
 func All() []Fault {
 	return slices.Concat(workerFaults(), serverFaults(), networkFaults(), diskFaults(), storeFaults())
 }
 
-// Parse reads a list of faults: names with commas between them, "all" for all that are possible there, or "none". The error
-// says which there are.
+// Parse parses a list of faults: names separated by commas, "all" for all that are possible on this
+// kind of cluster, or "none". The error names the possible ones.
 func Parse(list, kind string) ([]Fault, error) {
 	switch list {
 	case "none":
@@ -105,7 +109,7 @@ func Parse(list, kind string) ([]Fault, error) {
 	for name := range strings.SplitSeq(list, ",") {
 		f, err := find(strings.TrimSpace(name), kind)
 		if err != nil {
-			return nil, fmt.Errorf("%w; on %s there are all, none, or of %s", err, kind, strings.Join(names(possible(kind)), ", "))
+			return nil, fmt.Errorf("%w; on %s use all, none, or a list of %s", err, kind, strings.Join(names(possible(kind)), ", "))
 		}
 		if !slices.Contains(names(faults), f.Name) {
 			faults = append(faults, f)
@@ -120,7 +124,7 @@ func find(name, kind string) (Fault, error) {
 			return f, f.Possible(kind)
 		}
 	}
-	return Fault{}, fmt.Errorf("there is no fault %q", name)
+	return Fault{}, fmt.Errorf("unknown fault %q", name)
 }
 
 func possible(kind string) []Fault {
@@ -135,7 +139,7 @@ func names(faults []Fault) []string {
 	return all
 }
 
-// Options returns what a cluster needs that these faults are to be done to.
+// Options returns the cluster options that these faults need.
 func Options(faults []Fault) site.Options {
 	var all site.Options
 	for _, f := range faults {

@@ -10,30 +10,30 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-func TestFaultsOfEachKind(t *testing.T) {
-	everywhere := []string{
+func TestFault_possible(t *testing.T) {
+	onAllKinds := []string{
 		"holder-pause", "holder-kill", "holder-cut", "holder-deaf", "holder-late", "cpu-starve",
 		"server-kill", "server-pause", "server-isolate", "slow-net", "reset", "evict",
 	}
-	leaders := []string{
+	withLeader := []string{
 		"leader-kill", "leader-pause", "leader-isolate", "leader-mute", "leader-deaf", "follower-isolate",
 	}
-	disks := []string{"server-slow-disk", "server-full-disk"}
+	withDisks := []string{"server-slow-disk", "server-full-disk"}
 	redis := []string{"restart-empty", "clock-jump"}
 	compact := []string{"compact"}
 	want := map[string][]string{
-		"etcd":     slices.Concat(everywhere, disks, compact),
-		"etcd3":    slices.Concat(everywhere, leaders, disks, compact),
-		"redis":    slices.Concat(everywhere, redis),
-		"redlock3": slices.Concat(everywhere, redis),
-		"redlock5": slices.Concat(everywhere, redis),
-		"zk":       slices.Concat(everywhere, disks),
-		"zk3":      slices.Concat(everywhere, leaders, disks),
+		"etcd":     slices.Concat(onAllKinds, withDisks, compact),
+		"etcd3":    slices.Concat(onAllKinds, withLeader, withDisks, compact),
+		"redis":    slices.Concat(onAllKinds, redis),
+		"redlock3": slices.Concat(onAllKinds, redis),
+		"redlock5": slices.Concat(onAllKinds, redis),
+		"zk":       slices.Concat(onAllKinds, withDisks),
+		"zk3":      slices.Concat(onAllKinds, withLeader, withDisks),
 	}
 	for _, kind := range site.Kinds() {
 		var got []string
 		for _, f := range All() {
-			f.programs = nil // whether they are installed is another question
+			f.programs = nil // ignore which programs are installed
 			if f.Possible(kind) == nil {
 				got = append(got, f.Name)
 			}
@@ -41,16 +41,16 @@ func TestFaultsOfEachKind(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(want[kind])
 		if !slices.Equal(got, want[kind]) {
-			t.Errorf("on %s there are %v, want %v", kind, got, want[kind])
+			t.Errorf("on %s: got faults %v, want %v", kind, got, want[kind])
 		}
 	}
 }
 
-func TestEveryFaultSaysWhatItDoes(t *testing.T) {
+func TestAll_summaries(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range All() {
-		if f.Name == "" || seen[f.Name] || f.About == "" || strings.ContainsAny(f.About, "\n") {
-			t.Errorf("%q: %q is not a name of its own with a line about it", f.Name, f.About)
+		if f.Name == "" || seen[f.Name] || f.Summary == "" || strings.ContainsAny(f.Summary, "\n") {
+			t.Errorf("got name %q, summary %q, want a unique name and one line", f.Name, f.Summary)
 		}
 		seen[f.Name] = true
 	}
@@ -68,42 +68,42 @@ func TestParse(t *testing.T) {
 	} {
 		faults, err := Parse(tc.list, tc.kind)
 		if err != nil || !slices.Equal(names(faults), tc.want) {
-			t.Errorf("%q on %s is %v, %v, want %v", tc.list, tc.kind, names(faults), err, tc.want)
+			t.Errorf("%q on %s: got %v, %v, want %v", tc.list, tc.kind, names(faults), err, tc.want)
 		}
 	}
 	all, err := Parse("all", "etcd3")
 	if err != nil || !slices.Contains(names(all), "leader-pause") || slices.Contains(names(all), "clock-jump") {
-		t.Errorf("all on etcd3 is %v, %v", names(all), err)
+		t.Errorf("all on etcd3: got %v, %v", names(all), err)
 	}
 }
 
-func TestAListThatCannotBeSaysWhatCan(t *testing.T) {
-	for _, tc := range []struct{ list, kind, says string }{
-		{"holder-pausing", "etcd", `no fault "holder-pausing"`},
-		{"", "etcd", `no fault ""`},
-		{"holder-pause,", "etcd", `no fault ""`},
-		{"holder-pause,leader-kill", "etcd", "leader-kill is not possible on etcd: no server leads others there"},
-		{"clock-jump", "zk3", "it is about Redis"},
-		{"all,holder-pause", "etcd", `no fault "all"`},
+func TestParse_invalid(t *testing.T) {
+	for _, tc := range []struct{ list, kind, want string }{
+		{"holder-pausing", "etcd", `unknown fault "holder-pausing"`},
+		{"", "etcd", `unknown fault ""`},
+		{"holder-pause,", "etcd", `unknown fault ""`},
+		{"holder-pause,leader-kill", "etcd", "leader-kill is not possible on etcd: its servers elect no leader"},
+		{"clock-jump", "zk3", "it needs Redis"},
+		{"all,holder-pause", "etcd", `unknown fault "all"`},
 	} {
 		faults, err := Parse(tc.list, tc.kind)
 		switch {
 		case err == nil:
-			t.Errorf("%q on %s is %v, want an error", tc.list, tc.kind, names(faults))
-		case !strings.Contains(err.Error(), tc.says), !strings.Contains(err.Error(), "server-kill"):
-			t.Errorf("%q on %s: %v: it should say %q, and name what there is", tc.list, tc.kind, err, tc.says)
+			t.Errorf("%q on %s: got %v, want an error", tc.list, tc.kind, names(faults))
+		case !strings.Contains(err.Error(), tc.want), !strings.Contains(err.Error(), "server-kill"):
+			t.Errorf("%q on %s: got error %v, want %q and the possible faults", tc.list, tc.kind, err, tc.want)
 		}
 	}
 }
 
-func TestAFaultWithoutItsProgramIsNotPossible(t *testing.T) {
+func TestParse_missingProgram(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := Parse("server-slow-disk", "etcd"); err == nil || !strings.Contains(err.Error(), "strace is not installed") {
-		t.Errorf("without strace: %v", err)
+		t.Errorf("without strace: got %v", err)
 	}
 	all, err := Parse("all", "redis")
 	if err != nil || slices.Contains(names(all), "clock-jump") {
-		t.Errorf("without a compiler all is %v, %v", names(all), err)
+		t.Errorf("all without a compiler: got %v, %v", names(all), err)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestOptions(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := Options(faults); got != tc.want {
-			t.Errorf("%s needs %+v, want %+v", tc.list, got, tc.want)
+			t.Errorf("%s: got options %+v, want %+v", tc.list, got, tc.want)
 		}
 	}
 }

@@ -12,34 +12,34 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// networkFaults are those that hit what is between all workers and all servers.
+// networkFaults returns the faults of the connections between all workers and all servers.
 func networkFaults() []Fault {
 	proxies := site.Options{Proxies: true}
 	return []Fault{
 		{
 			Name:    "slow-net",
-			About:   "let everything between workers and servers take up to a TTL there and back",
+			Summary: "delay everything between workers and servers by up to a TTL for the round trip",
 			options: proxies,
 			strike:  slowNetwork,
 		},
 		{
 			Name:    "reset",
-			About:   "reset all connections of workers, half of the times when requests have arrived and replies have not",
+			Summary: "reset all connections of workers; in half of the strikes, requests arrive but replies are lost",
 			options: proxies,
 			strike:  resetConnections,
 		},
 	}
 }
 
-func slowNetwork(_ context.Context, h *hand) error {
-	proxies, err := h.proxies()
+func slowNetwork(_ context.Context, st *striker) error {
+	proxies, err := st.proxies()
 	if err != nil {
 		return err
 	}
-	oneWay := h.ttls(0.02, 0.5)
-	h.For = h.ttls(0.5, 3)
-	h.saying("everything takes %v longer, each way,", oneWay)
-	h.heal = func() error {
+	oneWay := st.randomTTLs(0.02, 0.5)
+	st.Duration = st.randomTTLs(0.5, 3)
+	st.describe("everything takes %v longer, each way,", oneWay)
+	st.heal = func() error {
 		for _, p := range proxies {
 			p.Delay(0)
 		}
@@ -51,23 +51,23 @@ func slowNetwork(_ context.Context, h *hand) error {
 	return nil
 }
 
-func resetConnections(_ context.Context, h *hand) error {
-	proxies, err := h.proxies()
+func resetConnections(_ context.Context, st *striker) error {
+	proxies, err := st.proxies()
 	if err != nil {
 		return err
 	}
-	if h.random.IntN(2) == 0 {
-		h.What = "all connections reset"
+	if st.random.IntN(2) == 0 {
+		st.What = "all connections reset"
 		for _, p := range proxies {
 			p.Reset()
 		}
 		return nil
 	}
-	h.For = time.Duration(20+h.random.IntN(200)) * time.Millisecond
-	h.What = "all connections reset, replies of the last " + h.For.String() + " lost"
-	h.heal = func() error {
+	st.Duration = time.Duration(20+st.random.IntN(200)) * time.Millisecond
+	st.What = "all connections reset, replies of the last " + st.Duration.String() + " lost"
+	st.heal = func() error {
 		for _, p := range proxies {
-			p.Reset() // what was held goes with the connections
+			p.Reset() // discards the held replies
 			p.Release()
 		}
 		return nil
@@ -78,13 +78,13 @@ func resetConnections(_ context.Context, h *hand) error {
 	return nil
 }
 
-// proxies returns those of all servers. No two faults use them at once.
-func (h *hand) proxies() ([]*tcpproxy.Proxy, error) {
-	if !h.take(everywhere, everywhere) {
-		return nil, fmt.Errorf("all connections: %w", errTaken)
+// proxies returns the proxies of all servers. Only one fault at a time uses them.
+func (st *striker) proxies() ([]*tcpproxy.Proxy, error) {
+	if !st.claim(allConnections, allConnections) {
+		return nil, fmt.Errorf("all connections: %w", errClaimed)
 	}
 	var proxies []*tcpproxy.Proxy
-	for _, s := range h.world.Cluster.Servers() {
+	for _, s := range st.world.Cluster.Servers() {
 		if s.Proxy() == nil {
 			return nil, errors.New("the cluster was started without proxies")
 		}

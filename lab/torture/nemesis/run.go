@@ -12,85 +12,87 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// Schedule is when which faults strike.
+// Schedule determines when which faults strike.
 type Schedule struct {
-	// Seed decides all that is random.
+	// Seed determines all random choices.
 	Seed uint64
-	// Calm is how long nothing is done, on average, when the last fault is healed and locks are granted again. Zero or less
-	// means a second.
-	Calm time.Duration
-	// Struck is how many strikes the history has already.
-	Struck int
+	// MeanPause is the average pause before a step, which begins when the last fault has been
+	// healed and a lock has been granted again. Zero or less means a second.
+	MeanPause time.Duration
+	// PriorStrikes is the number of strikes that the history already has.
+	PriorStrikes int
 }
 
-// A step of a schedule is one fault, or two at once.
+// A step of a schedule is one strike, or two at once.
 type step struct {
-	calm  time.Duration // before it
-	blows []blow
+	pause   time.Duration // before it
+	strikes []plannedStrike
 }
 
-// A blow is one strike of a step.
-type blow struct {
+// A plannedStrike is one strike of a step.
+type plannedStrike struct {
 	id    int           // in the history
-	fault int           // which of the faults
-	after time.Duration // since the step's beginning
+	fault int           // the index of the fault
+	after time.Duration // from the beginning of the step
 	seed  uint64        // of the strike
 }
 
-// A plan makes the steps of a schedule, without an end.
+// A plan generates the steps of a schedule, without end.
 type plan struct {
-	random *rand.Rand
-	calm   time.Duration
-	faults int   // how many there are
-	deck   []int // those that have not had their turn since all had
-	ids    int
+	random    *rand.Rand
+	meanPause time.Duration
+	faults    int   // the number of faults
+	remaining []int // the faults of this round that have not been used
+	lastID    int
 }
 
 func (s Schedule) plan(faults int) *plan {
-	calm := s.Calm
-	if calm <= 0 {
-		calm = time.Second
+	pause := s.MeanPause
+	if pause <= 0 {
+		pause = time.Second
 	}
-	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), calm: calm, faults: faults, ids: s.Struck}
+	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), meanPause: pause, faults: faults, lastID: s.PriorStrikes}
 }
 
-// next returns the next step: a single fault in 70 of 100, else a pair.
+// next returns the next step: one fault with a probability of 70 %, otherwise a pair.
 func (p *plan) next() step {
-	st := step{calm: p.calm/2 + time.Duration(p.random.Int64N(int64(p.calm)))}
+	st := step{pause: p.meanPause/2 + time.Duration(p.random.Int64N(int64(p.meanPause)))}
 	pair := p.random.IntN(100) >= 70 && p.faults > 1
-	first := p.draw()
-	st.blows = append(st.blows, p.blow(first, 0))
+	first := p.nextFault()
+	st.strikes = append(st.strikes, p.newStrike(first, 0))
 	if pair {
-		second := p.draw()
+		second := p.nextFault()
 		for second == first {
-			second = p.draw()
+			second = p.nextFault()
 		}
-		st.blows = append(st.blows, p.blow(second, time.Duration(p.random.Int64N(int64(time.Second)))))
+		st.strikes = append(st.strikes, p.newStrike(second, time.Duration(p.random.Int64N(int64(time.Second)))))
 	}
 	return st
 }
 
-// draw returns which fault is next. All have their turns equally often, so that also a short run has all of them.
-func (p *plan) draw() int {
-	if len(p.deck) == 0 {
-		p.deck = p.random.Perm(p.faults)
+// nextFault returns the index of the next fault. Each round uses every fault once, in random order,
+// so even a short run has all of them.
+func (p *plan) nextFault() int {
+	if len(p.remaining) == 0 {
+		p.remaining = p.random.Perm(p.faults)
 	}
-	fault := p.deck[0]
-	p.deck = p.deck[1:]
+	fault := p.remaining[0]
+	p.remaining = p.remaining[1:]
 	return fault
 }
 
-func (p *plan) blow(fault int, after time.Duration) blow {
-	p.ids++
-	return blow{id: p.ids, fault: fault, after: after, seed: p.random.Uint64()}
+func (p *plan) newStrike(fault int, after time.Duration) plannedStrike {
+	p.lastID++
+	return plannedStrike{id: p.lastID, fault: fault, after: after, seed: p.random.Uint64()}
 }
 
-// Run strikes the world with the faults, one or two at a time, until ctx ends, and returns when all are healed. After each
-// healing it waits until a lock has been granted, for two TTLs and six seconds at most, before it goes on or returns: longer
-// than anybody may have to wait.
+// Run strikes the world with the faults, one or two at a time, until ctx ends, and returns when all
+// of them have been healed. After each step it waits until a lock has been granted, for up to two
+// TTLs and six seconds, before it continues or returns. That is longer than a waiter may have to
+// wait.
 //
-// Everything that is done is recorded as a [history.Fault], and its end as a [history.Heal]. What went wrong with it is said
-// there, and only there. With no faults Run waits for ctx.
+// Each strike is recorded as a [history.Fault] and its end as a [history.Heal]. Errors are recorded
+// in the Heal, and nowhere else. Without faults, Run waits for the end of ctx.
 func Run(ctx context.Context, w *World, faults []Fault, schedule Schedule) {
 	if len(faults) == 0 {
 		<-ctx.Done()
@@ -98,67 +100,69 @@ func Run(ctx context.Context, w *World, faults []Fault, schedule Schedule) {
 	}
 	for plan := schedule.plan(len(faults)); ; {
 		next := plan.next()
-		if !pause(ctx, next.calm) {
+		if !sleep(ctx, next.pause) {
 			return
 		}
 		var all sync.WaitGroup
-		for _, b := range next.blows {
+		for _, planned := range next.strikes {
 			all.Go(func() {
-				if pause(ctx, b.after) {
-					w.endure(ctx, faults[b.fault], b)
+				if sleep(ctx, planned.after) {
+					w.runStrike(ctx, faults[planned.fault], planned)
 				}
 			})
 		}
 		all.Wait()
-		w.awaitProgress(ctx)
+		w.awaitGrant(ctx)
 	}
 }
 
-// endure does one fault, waits as long as it is to last and heals it, and records both.
-func (w *World) endure(ctx context.Context, f Fault, b blow) {
-	s, err := w.hit(ctx, f, b)
-	if errors.Is(err, errTaken) || s.On == "" && ctx.Err() != nil {
-		return // the run has ended before it could do anything
+// runStrike strikes, waits for the duration of the strike, heals it, and records both.
+func (w *World) runStrike(ctx context.Context, f Fault, planned plannedStrike) {
+	s, err := w.strikeWhenFree(ctx, f, planned)
+	if errors.Is(err, errClaimed) || s.On == "" && ctx.Err() != nil {
+		return // the run ended before the fault could strike
 	}
 	w.Record(history.Event{At: s.At, Fault: &history.Fault{
-		ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What, Lock: s.Lock, Took: s.Took,
+		ID: planned.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What, Lock: s.Lock, Took: s.Took,
 	}})
 	if err == nil {
-		pause(ctx, s.For)
+		sleep(ctx, s.Duration)
 		err = s.Heal()
 	}
-	healed := &history.Heal{ID: b.id}
+	heal := &history.Heal{ID: planned.id}
 	if err != nil {
-		healed.Err = err.Error()
+		heal.Err = err.Error()
 	}
-	w.Record(history.Event{At: history.Now(), Heal: healed})
+	w.Record(history.Event{At: history.Now(), Heal: heal})
 }
 
-// hit strikes or, if the other fault of the pair is where it would strike, waits until that is healed.
-func (w *World) hit(ctx context.Context, f Fault, b blow) (*Strike, error) {
+// strikeWhenFree strikes. If the other fault of the pair has all possible victims, it waits until
+// that fault has been healed.
+func (w *World) strikeWhenFree(ctx context.Context, f Fault, planned plannedStrike) (*Strike, error) {
 	for {
-		s, err := f.Strike(ctx, w, rand.New(rand.NewPCG(b.seed, 0)))
-		if !errors.Is(err, errTaken) || !pause(ctx, 20*time.Millisecond) {
+		s, err := f.Strike(ctx, w, rand.New(rand.NewPCG(planned.seed, 0)))
+		if !errors.Is(err, errClaimed) || !sleep(ctx, 20*time.Millisecond) {
 			return s, err
 		}
 	}
 }
 
-// awaitProgress waits until a lock has been granted, or it has waited so long that package verdict says that it took too long.
-// It does so too when the time for faults is over, but not when the run is broken off.
-func (w *World) awaitProgress(ctx context.Context) {
-	enough := time.After(2*w.TTL + 6*time.Second)
+// awaitGrant waits until a lock has been granted, or until package verdict judges the wait as too
+// long. It also waits after the time for faults is over (the deadline of ctx), but not after the
+// run was canceled.
+func (w *World) awaitGrant(ctx context.Context) {
+	timeout := time.After(2*w.TTL + 6*time.Second)
 	for before := w.Progress(); w.Progress() <= before && !errors.Is(ctx.Err(), context.Canceled); {
 		select {
-		case <-enough:
+		case <-timeout:
 			return
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// pause waits for d and reports whether ctx has not ended.
-func pause(ctx context.Context, d time.Duration) bool {
+// sleep waits for d, and reports whether ctx has not ended.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false

@@ -10,138 +10,139 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// ensembles are the kinds of clusters whose servers elect a leader.
-var ensembles = []string{"etcd3", "zk3"}
+// kindsWithLeader are the kinds of clusters whose servers elect a leader.
+var kindsWithLeader = []string{"etcd3", "zk3"}
 
-const notElected = "no server leads others there"
+const noLeader = "its servers elect no leader"
 
-// serverFaults are those that hit a server's process, or all of its network.
+// serverFaults returns the faults of a server's process, or of all its connections.
 func serverFaults() []Fault {
 	return []Fault{
 		{
-			Name:   "server-kill",
-			About:  "kill a server and start it again some time later",
-			strike: killServer((*hand).server),
+			Name:    "server-kill",
+			Summary: "kill a server and restart it after a while",
+			strike:  killServer((*striker).pickServer),
 		},
 		{
-			Name:   "server-pause",
-			About:  "stop a server, for just under, about or past the TTL",
-			strike: pauseServer((*hand).server, (*hand).lasts),
+			Name:    "server-pause",
+			Summary: "stop a server for just under, about or longer than the TTL",
+			strike:  pauseServer((*striker).pickServer, (*striker).setDuration),
 		},
 		{
-			Name:   "server-isolate",
-			About:  "cut a server off from everybody",
-			strike: isolateServer((*hand).server, "cut off from everybody", (*site.Node).Cut),
+			Name:    "server-isolate",
+			Summary: "cut a server off from all workers and servers",
+			strike:  isolateServer((*striker).pickServer, "cut off from all workers and servers", (*site.Node).Cut),
 		},
 		{
-			Name:   "leader-kill",
-			About:  "kill the leader and start it again some time later",
-			kinds:  ensembles,
-			why:    notElected,
-			strike: killServer((*hand).leader),
+			Name:    "leader-kill",
+			Summary: "kill the leader and restart it after a while",
+			kinds:   kindsWithLeader,
+			reason:  noLeader,
+			strike:  killServer((*striker).pickLeader),
 		},
 		{
-			Name:   "leader-pause",
-			About:  "stop the leader past the TTL, then let it believe that it leads still",
-			kinds:  ensembles,
-			why:    notElected,
-			strike: pauseServer((*hand).leader, (*hand).lastsPast),
+			Name:    "leader-pause",
+			Summary: "stop the leader for longer than the TTL; when it resumes it still believes that it leads",
+			kinds:   kindsWithLeader,
+			reason:  noLeader,
+			strike:  pauseServer((*striker).pickLeader, (*striker).setDurationPastTTL),
 		},
 		{
-			Name:   "leader-isolate",
-			About:  "cut the leader off from the other servers, and half of the times from the workers too",
-			kinds:  ensembles,
-			why:    notElected,
-			strike: isolateLeader,
+			Name:    "leader-isolate",
+			Summary: "cut the leader off from the other servers, and in half of the strikes from the workers too",
+			kinds:   kindsWithLeader,
+			reason:  noLeader,
+			strike:  isolateLeader,
 		},
 		{
-			Name:   "leader-mute",
-			About:  "lose all that the leader sends; it hears everybody",
-			kinds:  ensembles,
-			why:    notElected,
-			strike: isolateServer((*hand).leader, "says nothing", (*site.Node).Mute),
+			Name:    "leader-mute",
+			Summary: "lose everything that the leader sends; it still receives",
+			kinds:   kindsWithLeader,
+			reason:  noLeader,
+			strike:  isolateServer((*striker).pickLeader, "cannot send", (*site.Node).Mute),
 		},
 		{
-			Name:   "leader-deaf",
-			About:  "lose all that is sent to the leader; everybody hears it",
-			kinds:  ensembles,
-			why:    notElected,
-			strike: isolateServer((*hand).leader, "hears nothing", (*site.Node).Deafen),
+			Name:    "leader-deaf",
+			Summary: "lose everything that is sent to the leader; it still sends",
+			kinds:   kindsWithLeader,
+			reason:  noLeader,
+			strike:  isolateServer((*striker).pickLeader, "cannot receive", (*site.Node).Deafen),
 		},
 		{
-			Name:   "follower-isolate",
-			About:  "cut a follower off from everybody",
-			kinds:  ensembles,
-			why:    notElected,
-			strike: isolateServer((*hand).follower, "cut off from everybody", (*site.Node).Cut),
+			Name:    "follower-isolate",
+			Summary: "cut a follower off from all workers and servers",
+			kinds:   kindsWithLeader,
+			reason:  noLeader,
+			strike:  isolateServer((*striker).pickFollower, "cut off from all workers and servers", (*site.Node).Cut),
 		},
 	}
 }
 
-// A choice chooses the server that is to be hit.
-type choice func(*hand, context.Context) (*site.Server, error)
+// A pickFunc picks the server that a fault affects.
+type pickFunc func(*striker, context.Context) (*site.Server, error)
 
-func killServer(choose choice) func(context.Context, *hand) error {
-	return func(ctx context.Context, h *hand) error {
-		server, err := choose(h, ctx)
+func killServer(pick pickFunc) func(context.Context, *striker) error {
+	return func(ctx context.Context, st *striker) error {
+		server, err := pick(st, ctx)
 		if err != nil {
 			return err
 		}
-		h.For = h.ttls(0.1, 2)
-		h.saying("killed, down")
-		h.heal = server.Start
+		st.Duration = st.randomTTLs(0.1, 2)
+		st.describe("killed, down")
+		st.heal = server.Start
 		return server.Kill()
 	}
 }
 
-func pauseServer(choose choice, last func(*hand)) func(context.Context, *hand) error {
-	return func(ctx context.Context, h *hand) error {
-		server, err := choose(h, ctx)
+func pauseServer(pick pickFunc, setDuration func(*striker)) func(context.Context, *striker) error {
+	return func(ctx context.Context, st *striker) error {
+		server, err := pick(st, ctx)
 		if err != nil {
 			return err
 		}
-		last(h)
-		h.saying("stopped")
-		h.heal = server.Resume
+		setDuration(st)
+		st.describe("stopped")
+		st.heal = server.Resume
 		return server.Pause()
 	}
 }
 
-func isolateServer(choose choice, what string, isolate func(*site.Node, ...*site.Node) error) func(context.Context, *hand) error {
-	return func(ctx context.Context, h *hand) error {
-		server, err := choose(h, ctx)
+func isolateServer(pick pickFunc, what string, isolate func(*site.Node, ...*site.Node) error) func(context.Context, *striker) error {
+	return func(ctx context.Context, st *striker) error {
+		server, err := pick(st, ctx)
 		if err != nil {
 			return err
 		}
-		h.lasts()
-		// An election takes its time, too.
-		h.For += time.Second
-		h.saying("%s", what)
-		h.heal = server.Node().Heal
+		st.setDuration()
+		// An election takes time, too.
+		st.Duration += time.Second
+		st.describe("%s", what)
+		st.heal = server.Node().Heal
 		return isolate(server.Node())
 	}
 }
 
-// isolateLeader leaves the workers a leader that leads nobody, or takes it from them.
-func isolateLeader(ctx context.Context, h *hand) error {
-	if h.random.IntN(2) == 0 {
-		return isolateServer((*hand).leader, "cut off from everybody", (*site.Node).Cut)(ctx, h)
+// isolateLeader cuts the leader off: from all workers and servers, or from the other servers only.
+func isolateLeader(ctx context.Context, st *striker) error {
+	if st.random.IntN(2) == 0 {
+		return isolateServer((*striker).pickLeader, "cut off from all workers and servers", (*site.Node).Cut)(ctx, st)
 	}
 	var servers []*site.Node
-	for _, s := range h.world.Cluster.Servers() {
+	for _, s := range st.world.Cluster.Servers() {
 		servers = append(servers, s.Node())
 	}
-	cut := func(leader *site.Node, _ ...*site.Node) error { return leader.Cut(servers...) } // from itself nothing can cut it
-	return isolateServer((*hand).leader, "cut off from the other servers", cut)(ctx, h)
+	// servers includes the leader. Its own connections do not pass the firewall.
+	isolate := func(leader *site.Node, _ ...*site.Node) error { return leader.Cut(servers...) }
+	return isolateServer((*striker).pickLeader, "cut off from the other servers", isolate)(ctx, st)
 }
 
-// restartEmpty makes a server, or one or two of several, forget everything in no time.
-func restartEmpty(ctx context.Context, h *hand) error {
-	servers, err := h.servers(ctx, 1+h.random.IntN(2))
+// restartEmpty restarts a server, or one or two of several, without its data. It needs no healing.
+func restartEmpty(ctx context.Context, st *striker) error {
+	servers, err := st.pickServers(ctx, 1+st.random.IntN(2))
 	if err != nil {
 		return err
 	}
-	h.What = "killed and started again, empty"
+	st.What = "killed and restarted empty"
 	var errs []error
 	for _, s := range servers {
 		errs = append(errs, s.Kill(), s.Start())

@@ -11,81 +11,82 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// storeFaults are those that change what the store knows, or what time it believes it is.
+// storeFaults returns the faults of the store's data and clocks.
 func storeFaults() []Fault {
-	redises, why := []string{"redis", "redlock3", "redlock5"}, "it is about Redis"
+	redisKinds, reason := []string{"redis", "redlock3", "redlock5"}, "it needs Redis"
 	return []Fault{
 		{
-			Name:   history.Evict,
-			About:  "delete a holder's entry in the store, as an administrator might, or all of its line",
-			strike: evict,
+			Name:    history.Evict,
+			Summary: "delete a holder's entry in the store, or its whole line, as an administrator might",
+			strike:  evict,
 		},
 		{
-			Name:   "compact",
-			About:  "make etcd forget its past",
-			kinds:  []string{"etcd", "etcd3"},
-			why:    "it is about etcd",
-			strike: compact,
+			Name:    "compact",
+			Summary: "compact the history of etcd",
+			kinds:   []string{"etcd", "etcd3"},
+			reason:  "it needs etcd",
+			strike:  compact,
 		},
 		{
-			Name:   "restart-empty",
-			About:  "make a Redis, or one or two of Redlock, forget everything",
-			kinds:  redises,
-			why:    why,
-			strike: restartEmpty,
+			Name:    "restart-empty",
+			Summary: "restart a Redis server, or one or two of Redlock's, without its data",
+			kinds:   redisKinds,
+			reason:  reason,
+			strike:  restartEmpty,
 		},
 		{
 			Name:     "clock-jump",
-			About:    "set the wall clock of a Redis, or of one or two of Redlock, forward or back by up to three TTLs",
-			kinds:    redises,
-			why:      why,
+			Summary:  "set the wall clock of a Redis server, or of one or two of Redlock's, forward or back by up to three TTLs",
+			kinds:    redisKinds,
+			reason:   reason,
 			programs: []string{"cc"},
 			options:  site.Options{Clocks: true},
-			strike:   jump,
+			strike:   jumpClock,
 		},
 	}
 }
 
-func evict(ctx context.Context, h *hand) error {
-	evicted, err := h.world.Evict(ctx, h.random.IntN(2) == 0)
-	h.Role, h.On, h.Lock, h.What, h.Took = "holder", evicted.On, evicted.Lock, evicted.What, evicted.Took
-	if err == nil && h.What == "" {
-		return errors.New("nobody held a lock at this moment")
+func evict(ctx context.Context, st *striker) error {
+	evicted, err := st.world.Evict(ctx, st.random.IntN(2) == 0)
+	st.Role, st.On, st.Lock, st.What, st.Took = "holder", evicted.On, evicted.Lock, evicted.What, evicted.Took
+	if err == nil && st.What == "" {
+		return errors.New("no worker held a lock at this moment")
 	}
 	return err
 }
 
-func compact(ctx context.Context, h *hand) error {
-	h.On, h.What = everywhere, "compacted"
-	return h.world.Compact(ctx)
+func compact(ctx context.Context, st *striker) error {
+	st.On, st.What = allConnections, "compacted"
+	return st.world.Compact(ctx)
 }
 
-func jump(ctx context.Context, h *hand) error {
-	servers, err := h.servers(ctx, 1+h.random.IntN(2))
+func jumpClock(ctx context.Context, st *striker) error {
+	servers, err := st.pickServers(ctx, 1+st.random.IntN(2))
 	if err != nil {
 		return err
 	}
-	ahead := h.ttls(0.5, 3)
+	offset := st.randomTTLs(0.5, 3)
 	direction := "ahead"
-	if h.random.IntN(2) == 0 {
+	if st.random.IntN(2) == 0 {
 		direction = "behind"
 	}
-	h.For = h.ttls(0.5, 2)
-	h.saying("%v %s", ahead, direction)
+	st.Duration = st.randomTTLs(0.5, 2)
+	st.describe("%v %s", offset, direction)
 	if direction == "behind" {
-		ahead = -ahead
+		offset = -offset
 	}
-	h.heal = func() error { return setClocks(context.Background(), servers, 0) }
-	return setClocks(ctx, servers, ahead)
+	st.heal = func() error { return setClocks(context.Background(), servers, 0) }
+	return setClocks(ctx, servers, offset)
 }
 
-// setClocks sets the clocks of servers, and waits until they have seen it, which takes a moment unless the machine is busy.
-func setClocks(ctx context.Context, servers []*site.Server, ahead time.Duration) error {
+// setClocks sets the clocks of servers, and waits until they use the new time, which takes only a
+// moment unless the machine is busy.
+func setClocks(ctx context.Context, servers []*site.Server, offset time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var errs []error
 	for _, s := range servers {
-		errs = append(errs, s.SetClock(ctx, ahead))
+		errs = append(errs, s.SetClock(ctx, offset))
 	}
 	return errors.Join(errs...)
 }

@@ -21,26 +21,26 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-func TestFaultsOfWorkers(t *testing.T) {
-	s := newScene(t, "redis")
-	s.idlers[1].holds.Store(true)
+func TestStrike_workers(t *testing.T) {
+	s := newTestWorld(t, "redis")
+	s.testWorkers[1].holds.Store(true)
 
-	t.Run("who holds is hit, and nobody twice", func(t *testing.T) {
+	t.Run("holders first, each worker once", func(t *testing.T) {
 		one := s.strike(t, "holder-pause", 1)
 		if one.On != "w2" || one.Role != "holder" {
-			t.Errorf("%s was hit as %q, want the holder w2", one.On, one.Role)
+			t.Errorf("victim: got %s, role %q, want w2, holder", one.On, one.Role)
 		}
 		two := s.strike(t, "holder-cut", 1)
 		if two.On == "w2" || two.Role != "" {
-			t.Errorf("%s was hit as %q, want somebody else than w2, who holds nothing", two.On, two.Role)
+			t.Errorf("victim: got %s, role %q, want another worker, without role", two.On, two.Role)
 		}
 		three := s.strike(t, "holder-deaf", 1)
-		if _, err := s.try("holder-pause", 1); err == nil {
-			t.Error("a fourth fault hits one of three workers")
+		if _, err := s.tryStrike("holder-pause", 1); err == nil {
+			t.Error("a fourth fault got a victim, with three workers")
 		}
 		must(t, one.Heal())
 		if again := s.strike(t, "holder-pause", 1); again.On != "w2" {
-			t.Errorf("%s was hit, want w2, who is healed", again.On)
+			t.Errorf("victim: got %s, want w2, which is healed", again.On)
 		} else {
 			must(t, again.Heal())
 		}
@@ -52,27 +52,27 @@ func TestFaultsOfWorkers(t *testing.T) {
 		under, past := false, false
 		for seed := range uint64(10) {
 			st := s.strike(t, "holder-pause", seed)
-			under, past = under || st.For < s.TTL, past || st.For > s.TTL*6/5
-			pid := s.idler(st.On).Pid()
-			if !stopped(pid) || !strings.Contains(st.What, "stopped for "+st.For.String()) {
-				t.Errorf("%q: its state is %s", st.What, state(pid))
+			under, past = under || st.Duration < s.TTL, past || st.Duration > s.TTL*6/5
+			pid := s.worker(st.On).Pid()
+			if !stopped(pid) || !strings.Contains(st.What, "stopped for "+st.Duration.String()) {
+				t.Errorf("%q: got process state %s, want T", st.What, state(pid))
 			}
 			must(t, st.Heal())
-			eventually(t, "it runs again", func() bool { return running(pid) })
+			eventually(t, "the process runs again", func() bool { return running(pid) })
 		}
 		if !under || !past {
-			t.Errorf("of ten one is under the TTL: %v, one past it: %v", under, past)
+			t.Errorf("of ten durations, one shorter than the TTL: %v, one longer: %v", under, past)
 		}
 	})
 
 	for _, name := range []string{"holder-cut", "holder-deaf", "holder-late"} {
 		t.Run(name, func(t *testing.T) {
 			st := s.strike(t, name, 1)
-			node := s.idler(st.On).node
-			s.reachesOnly(t, node)
-			s.reachesOnly(t, s.idlers[0].node, "s1")
+			node := s.worker(st.On).node
+			s.awaitReachable(t, node)
+			s.awaitReachable(t, s.testWorkers[0].node, "s1")
 			must(t, st.Heal())
-			s.reachesOnly(t, node, "s1")
+			s.awaitReachable(t, node, "s1")
 		})
 	}
 
@@ -83,74 +83,74 @@ func TestFaultsOfWorkers(t *testing.T) {
 			on[st.On] = true
 			pid := s.Cluster.Servers()[0].Pid()
 			if st.On != "s1" {
-				pid = s.idler(st.On).Pid()
+				pid = s.worker(st.On).Pid()
 			}
-			eventually(t, "it stands still", func() bool { return stopped(pid) })
-			eventually(t, "it runs", func() bool { return running(pid) })
-			eventually(t, "it stands still again", func() bool { return stopped(pid) })
+			eventually(t, "the process is stopped", func() bool { return stopped(pid) })
+			eventually(t, "the process runs", func() bool { return running(pid) })
+			eventually(t, "the process is stopped again", func() bool { return stopped(pid) })
 			must(t, st.Heal())
-			eventually(t, "it runs, healed", func() bool { return running(pid) })
-			time.Sleep(2 * period)
+			eventually(t, "the process runs after the heal", func() bool { return running(pid) })
+			time.Sleep(2 * starvePeriod)
 			if !running(pid) {
-				t.Errorf("when healed it is stopped again")
+				t.Errorf("the process is stopped after the heal")
 			}
 		}
 		if !on["s1"] || len(on) < 2 {
-			t.Errorf("in twenty times it hit %v, want a worker and the server", on)
+			t.Errorf("victims of twenty strikes: got %v, want a worker and the server", on)
 		}
 	})
 
 	t.Run("holder-kill", func(t *testing.T) {
 		st := s.strike(t, "holder-kill", 1)
-		eventually(t, "it is dead", func() bool { return !s.idler(st.On).alive() })
-		if st.On != "w2" || st.For != 0 {
-			t.Errorf("%s is dead, for %v", st.On, st.For)
+		eventually(t, "the process has ended", func() bool { return !s.worker(st.On).alive() })
+		if st.On != "w2" || st.Duration != 0 {
+			t.Errorf("got victim %s, duration %v, want w2 and 0", st.On, st.Duration)
 		}
 		must(t, st.Heal())
 	})
 }
 
-func TestFaultsOfServersThatElectALeader(t *testing.T) {
-	s := newScene(t, "etcd3")
-	worker := s.idlers[0].node
+func TestStrike_servers(t *testing.T) {
+	s := newTestWorld(t, "etcd3")
+	worker := s.testWorkers[0].node
 
 	t.Run("leader-pause", func(t *testing.T) {
 		st, before := s.strikeLeader(t, "leader-pause")
-		if st.For <= s.TTL || !stopped(before.Pid()) {
-			t.Errorf("%s (%s) %s, its state is %s; want it stopped past the TTL", st.On, st.Role, st.What, state(before.Pid()))
+		if st.Duration <= s.TTL || !stopped(before.Pid()) {
+			t.Errorf("%s (%s) %s: got process state %s, want it stopped for longer than the TTL", st.On, st.Role, st.What, state(before.Pid()))
 		}
 		if s.leader() == before {
-			t.Error("who is stopped leads")
+			t.Error("the stopped server still leads")
 		}
 		must(t, st.Heal())
-		eventually(t, "it runs again", func() bool { return running(before.Pid()) })
+		eventually(t, "the server runs again", func() bool { return running(before.Pid()) })
 	})
 
 	for _, name := range []string{"leader-isolate", "leader-mute", "leader-deaf"} {
 		t.Run(name, func(t *testing.T) {
 			st, before := s.strikeLeader(t, name)
-			eventually(t, "another one leads", func() bool { return s.leader() != before })
+			eventually(t, "another server leads", func() bool { return s.leader() != before })
 			must(t, st.Heal())
-			s.reachesOnly(t, worker, "s1", "s2", "s3")
+			s.awaitReachable(t, worker, "s1", "s2", "s3")
 		})
 	}
 
-	t.Run("a leader is isolated with the workers or without", func(t *testing.T) {
+	t.Run("leader-isolate, with the workers and without", func(t *testing.T) {
 		with, without := false, false
 		for seed := uint64(0); seed < 20 && !(with && without); seed++ {
 			s.awaitAll()
 			st := s.strike(t, "leader-isolate", seed)
-			if strings.Contains(st.What, "everybody") {
+			if strings.Contains(st.What, "workers") {
 				with = true
-				s.reachesOnly(t, worker, s.but(st.On)...)
+				s.awaitReachable(t, worker, s.serversExcept(st.On)...)
 			} else {
 				without = true
-				s.reachesOnly(t, worker, "s1", "s2", "s3")
+				s.awaitReachable(t, worker, "s1", "s2", "s3")
 			}
 			must(t, st.Heal())
 		}
 		if !with || !without {
-			t.Errorf("in twenty times it was cut off from the workers too: %v, or not: %v", with, without)
+			t.Errorf("of twenty strikes, one cut it off from the workers: %v, one did not: %v", with, without)
 		}
 	})
 
@@ -158,28 +158,28 @@ func TestFaultsOfServersThatElectALeader(t *testing.T) {
 		s.awaitAll()
 		st := s.strike(t, "follower-isolate", 2)
 		if leader := s.leader(); st.On == leader.Name() || st.Role != "follower" {
-			t.Errorf("%s (%s) was hit, want a follower; %s leads", st.On, st.Role, leader)
+			t.Errorf("victim: got %s (%s), want a follower; the leader is %s", st.On, st.Role, leader)
 		}
-		s.reachesOnly(t, worker, s.but(st.On)...)
+		s.awaitReachable(t, worker, s.serversExcept(st.On)...)
 		must(t, st.Heal())
 	})
 
 	t.Run("leader-kill", func(t *testing.T) {
 		st, before := s.strikeLeader(t, "leader-kill")
-		if before.Running() || st.For == 0 {
-			t.Errorf("%s was killed for %v, and the leader %s runs: %v", st.On, st.For, before, before.Running())
+		if before.Running() || st.Duration == 0 {
+			t.Errorf("%s was killed for %v: the leader %s runs: %v", st.On, st.Duration, before, before.Running())
 		}
-		eventually(t, "another one leads", func() bool { return s.leader() != before })
+		eventually(t, "another server leads", func() bool { return s.leader() != before })
 		must(t, st.Heal())
 		must(t, before.AwaitReady(t.Context()))
 	})
 
-	t.Run("two faults hit two servers", func(t *testing.T) {
+	t.Run("two faults affect two servers", func(t *testing.T) {
 		s.awaitAll()
 		one := s.strike(t, "leader-mute", 1)
 		two := s.strike(t, "server-pause", 1)
 		if one.On == two.On {
-			t.Errorf("both hit %s", one.On)
+			t.Errorf("both faults affect %s", one.On)
 		}
 		must(t, two.Heal())
 		must(t, one.Heal())
@@ -189,7 +189,7 @@ func TestFaultsOfServersThatElectALeader(t *testing.T) {
 		s.awaitAll()
 		st := s.strike(t, "server-kill", 1)
 		if s.server(st.On).Running() || st.Role == "" {
-			t.Errorf("%s (%q) runs", st.On, st.Role)
+			t.Errorf("%s (role %q) runs", st.On, st.Role)
 		}
 		must(t, st.Heal())
 		must(t, s.server(st.On).AwaitReady(t.Context()))
@@ -198,12 +198,12 @@ func TestFaultsOfServersThatElectALeader(t *testing.T) {
 	t.Run("server-isolate", func(t *testing.T) {
 		s.awaitAll()
 		st := s.strike(t, "server-isolate", 1)
-		s.reachesOnly(t, worker, s.but(st.On)...)
+		s.awaitReachable(t, worker, s.serversExcept(st.On)...)
 		must(t, st.Heal())
 	})
 }
 
-// put writes to the etcd of a scene and returns how long it took.
+// put writes to an etcd server, and returns how long that took.
 func put(ctx context.Context, addr string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
@@ -223,8 +223,8 @@ func put(ctx context.Context, addr string) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-func TestFaultsOfDisks(t *testing.T) {
-	s := newScene(t, "etcd")
+func TestStrike_disks(t *testing.T) {
+	s := newTestWorld(t, "etcd")
 	server := s.Cluster.Servers()[0]
 
 	t.Run("server-slow-disk", func(t *testing.T) {
@@ -236,16 +236,16 @@ func TestFaultsOfDisks(t *testing.T) {
 			}
 		}
 		if took, err := put(t.Context(), server.Addr()); err != nil || delay < 50*time.Millisecond || took < delay {
-			t.Errorf("%q: a put takes %v, %v", st.What, took, err)
+			t.Errorf("%q: put took %v, %v", st.What, took, err)
 		}
 		must(t, st.Heal())
 		if traced, err := tracedBy(server.Pid(), 0); err != nil || !traced {
-			t.Errorf("when healed nobody traces it: %v, %v", traced, err)
+			t.Errorf("without tracer after the heal: got %v, %v", traced, err)
 		}
 	})
 
 	t.Run("server-full-disk", func(t *testing.T) {
-		data, err := filepath.Glob(filepath.Join(here.Dir(), "etcd-*", "s1"))
+		data, err := filepath.Glob(filepath.Join(testSite.Dir(), "etcd-*", "s1"))
 		must(t, err)
 		left := func() uint64 {
 			var fs unix.Statfs_t
@@ -254,18 +254,18 @@ func TestFaultsOfDisks(t *testing.T) {
 		}
 		st := s.strike(t, "server-full-disk", 1)
 		if left() > 0 {
-			t.Errorf("there is room for %d blocks", left())
+			t.Errorf("got %d free blocks, want none", left())
 		}
-		must(t, server.Kill()) // as it may do by itself
+		must(t, server.Kill()) // it may also have ended by itself
 		must(t, st.Heal())
 		if left() == 0 || !server.Running() {
-			t.Errorf("when healed there is room for %d blocks, and the server runs: %v", left(), server.Running())
+			t.Errorf("after the heal: %d free blocks, server runs: %v", left(), server.Running())
 		}
 		must(t, server.AwaitReady(t.Context()))
 	})
 
-	t.Run("evict and compact are the harness's", func(t *testing.T) {
-		if st := s.strike(t, "evict", 1); st.What != "deleted a/1" || st.On != "w1" || st.Lock != "a" || !slices.Equal(st.Took, []uint64{1}) || st.For != 0 {
+	t.Run("evict and compact call the world's functions", func(t *testing.T) {
+		if st := s.strike(t, "evict", 1); st.What != "deleted a/1" || st.On != "w1" || st.Lock != "a" || !slices.Equal(st.Took, []uint64{1}) || st.Duration != 0 {
 			t.Errorf("%+v", st)
 		}
 		whole := map[bool]bool{}
@@ -277,16 +277,16 @@ func TestFaultsOfDisks(t *testing.T) {
 			s.strike(t, "evict", seed)
 		}
 		if len(whole) != 2 {
-			t.Errorf("of twenty evictions some should be of a whole line, and some of one entry: %v", whole)
+			t.Errorf("twenty evictions: got %v, want some of a whole line and some of one entry", whole)
 		}
 		s.World.Compact = func(context.Context) error { return io.ErrUnexpectedEOF }
-		if _, err := s.try("compact", 1); !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("the error is %v", err)
+		if _, err := s.tryStrike("compact", 1); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("got error %v, want %v", err, io.ErrUnexpectedEOF)
 		}
 	})
 }
 
-// A client speaks to a Redis.
+// A client is a connection to a Redis server.
 type client struct {
 	t    *testing.T
 	conn net.Conn
@@ -301,8 +301,8 @@ func dial(t *testing.T, addr string) *client {
 	return &client{t: t, conn: conn}
 }
 
-// says sends a command and returns the first line of the answer.
-func (c *client) says(command string) (string, error) {
+// do sends a command and returns the first line of the reply.
+func (c *client) do(command string) (string, error) {
 	if _, err := io.WriteString(c.conn, command+"\r\n"); err != nil {
 		return "", err
 	}
@@ -310,9 +310,9 @@ func (c *client) says(command string) (string, error) {
 	return strings.TrimSpace(line), err
 }
 
-func TestFaultsOfTheNetwork(t *testing.T) {
-	s := newScene(t, "redis")
-	addr, direct := s.Cluster.Addrs()[0], s.Cluster.Direct()[0]
+func TestStrike_network(t *testing.T) {
+	s := newTestWorld(t, "redis")
+	addr, direct := s.Cluster.Addrs()[0], s.Cluster.DirectAddrs()[0]
 
 	t.Run("slow-net", func(t *testing.T) {
 		st := s.strike(t, "slow-net", 1)
@@ -322,8 +322,8 @@ func TestFaultsOfTheNetwork(t *testing.T) {
 		oneWay, err = time.ParseDuration(strings.Fields(st.What)[2])
 		must(t, err)
 		c, began := dial(t, addr), time.Now()
-		if answer, err := c.says("PING"); err != nil || answer != "+PONG" || time.Since(began) < 2*oneWay {
-			t.Errorf("%q: after %v it answers %q, %v", st.What, time.Since(began), answer, err)
+		if reply, err := c.do("PING"); err != nil || reply != "+PONG" || time.Since(began) < 2*oneWay {
+			t.Errorf("%q: got reply %q, %v after %v", st.What, reply, err, time.Since(began))
 		}
 		must(t, st.Heal())
 	})
@@ -332,42 +332,42 @@ func TestFaultsOfTheNetwork(t *testing.T) {
 		lost, plain := false, false
 		for seed := uint64(0); seed < 20 && !(lost && plain); seed++ {
 			c, key := dial(t, addr), fmt.Sprint("k", seed)
-			_, err := c.says("PING")
+			_, err := c.do("PING")
 			must(t, err)
 			st := s.strike(t, "reset", seed)
-			if st.For == 0 {
+			if st.Duration == 0 {
 				plain = true
 			} else {
 				lost = true
 				_, err := io.WriteString(c.conn, "SET "+key+" v\r\n")
 				must(t, err)
 				eventually(t, "the request has arrived", func() bool {
-					answer, err := dial(t, direct).says("EXISTS " + key)
-					return err == nil && answer == ":1"
+					reply, err := dial(t, direct).do("EXISTS " + key)
+					return err == nil && reply == ":1"
 				})
 			}
 			must(t, st.Heal())
 			if n, err := c.conn.Read(make([]byte, 1)); err == nil {
-				t.Errorf("%s: %d bytes came, want a reset", st.What, n)
+				t.Errorf("%s: read %d bytes, want a reset", st.What, n)
 			}
-			if answer, err := dial(t, addr).says("PING"); err != nil || answer != "+PONG" {
-				t.Errorf("when healed a new connection answers %q, %v", answer, err)
+			if reply, err := dial(t, addr).do("PING"); err != nil || reply != "+PONG" {
+				t.Errorf("new connection after the heal: got reply %q, %v", reply, err)
 			}
 		}
 		if !lost || !plain {
-			t.Errorf("in twenty times replies were lost: %v, were not: %v", lost, plain)
+			t.Errorf("of twenty strikes, one lost replies: %v, one did not: %v", lost, plain)
 		}
 	})
 }
 
-func TestFaultsOfRedis(t *testing.T) {
-	s := newScene(t, "redlock3")
+func TestStrike_redis(t *testing.T) {
+	s := newTestWorld(t, "redlock3")
 
 	t.Run("restart-empty", func(t *testing.T) {
 		hit := map[int]bool{}
 		for seed := uint64(0); seed < 20 && len(hit) < 2; seed++ {
-			for _, addr := range s.Cluster.Direct() {
-				_, err := dial(t, addr).says("SET k v")
+			for _, addr := range s.Cluster.DirectAddrs() {
+				_, err := dial(t, addr).do("SET k v")
 				must(t, err)
 			}
 			st := s.strike(t, "restart-empty", seed)
@@ -376,24 +376,24 @@ func TestFaultsOfRedis(t *testing.T) {
 			on := strings.Split(st.On, ",")
 			hit[len(on)] = true
 			for _, server := range s.Cluster.Servers() {
-				answer, err := dial(t, server.Addr()).says("EXISTS k")
+				reply, err := dial(t, server.Addr()).do("EXISTS k")
 				want := ":1"
 				if slices.Contains(on, server.Name()) {
 					want = ":0"
 				}
-				if err != nil || answer != want {
-					t.Errorf("%s were restarted, and EXISTS at %s says %s, %v, want %s", st.On, server, answer, err, want)
+				if err != nil || reply != want {
+					t.Errorf("%s restarted, EXISTS at %s: got %s, %v, want %s", st.On, server, reply, err, want)
 				}
 			}
 		}
 		if !hit[1] || !hit[2] {
-			t.Errorf("in twenty times so many were hit: %v, want one or two", hit)
+			t.Errorf("numbers of victims in twenty strikes: got %v, want one and two", hit)
 		}
 	})
 
 	t.Run("clock-jump", func(t *testing.T) {
 		ttl := s.TTL
-		s.TTL = time.Minute // what a clock is off by must be more than what a busy machine takes to ask it
+		s.TTL = time.Minute // the offsets must be larger than the time that a busy machine takes to read a clock
 		defer func() { s.TTL = ttl }()
 		ahead, behind := false, false
 		for seed := uint64(0); seed < 20 && !(ahead && behind); seed++ {
@@ -409,27 +409,27 @@ func TestFaultsOfRedis(t *testing.T) {
 			must(t, st.Heal())
 			for _, server := range s.Cluster.Servers() {
 				if off := s.clockOf(server.Addr()); off.Abs() > s.TTL/4 {
-					t.Errorf("when healed the clock of %s is off by %v", server, off)
+					t.Errorf("after the heal the clock of %s is off by %v", server, off)
 				}
 			}
 		}
 		if !ahead || !behind {
-			t.Errorf("in twenty times a clock jumped ahead: %v, back: %v", ahead, behind)
+			t.Errorf("of twenty strikes, one set a clock ahead: %v, one behind: %v", ahead, behind)
 		}
 	})
 
 	t.Run("server-kill", func(t *testing.T) {
 		st := s.strike(t, "server-kill", 1)
 		if st.Role != "" {
-			t.Errorf("%s was hit as %q, where nobody leads", st.On, st.Role)
+			t.Errorf("victim %s: got role %q, want none, as there is no leader", st.On, st.Role)
 		}
 		must(t, st.Heal())
 		s.awaitAll()
 	})
 }
 
-// clockOf returns how much the clock of a Redis is ahead of ours.
-func (s *scene) clockOf(addr string) time.Duration {
+// clockOf returns the offset of a Redis server's clock from ours.
+func (s *testWorld) clockOf(addr string) time.Duration {
 	s.t.Helper()
 	var seconds, micros int64
 	conn := dial(s.t, addr).conn
@@ -441,11 +441,12 @@ func (s *scene) clockOf(addr string) time.Duration {
 	return time.Until(time.Unix(seconds, micros*1000))
 }
 
-// Everything that there is on one cluster, until there have been some faults, and an end in the middle of the last.
-func TestARunLeavesEverythingHealed(t *testing.T) {
-	s := newScene(t, "etcd3")
+// All faults that are possible on one cluster strike, until some have, and the run is canceled
+// during the last.
+func TestRun_healsEverything(t *testing.T) {
+	s := newTestWorld(t, "etcd3")
 	began := time.Now()
-	s.Progress = func() int64 { return int64(time.Since(began)) } // all the time
+	s.Progress = func() int64 { return int64(time.Since(began)) } // increases all the time
 	faults := slices.DeleteFunc(possible("etcd3"), func(f Fault) bool { return f.Name == "holder-kill" })
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -461,27 +462,28 @@ func TestARunLeavesEverythingHealed(t *testing.T) {
 			}
 		}
 	}
-	Run(ctx, &s.World, faults, Schedule{Seed: 4, Calm: time.Millisecond})
+	Run(ctx, &s.World, faults, Schedule{Seed: 4, MeanPause: time.Millisecond})
 
 	for _, e := range s.events {
-		// While two faults hit two of three servers, and on a busy machine, no leader may be found to be hit.
+		// While two faults affect two of three servers, or on a busy machine, there may be no
+		// leader to pick.
 		if e.Heal != nil && e.Heal.Err != "" && !strings.Contains(e.Heal.Err, "has no leader") {
 			t.Errorf("fault %d: %s", e.Heal.ID, e.Heal.Err)
 		}
 	}
 	if struck < 5 || len(s.events) != 2*struck {
-		t.Errorf("%d events are recorded, %d of them faults", len(s.events), struck)
+		t.Errorf("got %d events, %d of them faults, want two for each of at least 5 faults", len(s.events), struck)
 	}
 	s.awaitAll()
 	for _, server := range s.Cluster.Servers() {
 		if traced, err := tracedBy(server.Pid(), 0); !running(server.Pid()) || err != nil || !traced {
-			t.Errorf("the state of %s is %s; nobody traces it: %v, %v", server, state(server.Pid()), traced, err)
+			t.Errorf("%s: process state %s; without tracer: %v, %v", server, state(server.Pid()), traced, err)
 		}
 	}
-	for _, i := range s.idlers {
-		if !i.alive() || !running(i.Pid()) {
-			t.Errorf("the state of %s is %s", i.name, state(i.Pid()))
+	for _, w := range s.testWorkers {
+		if !w.alive() || !running(w.Pid()) {
+			t.Errorf("%s: process state %s", w.name, state(w.Pid()))
 		}
-		s.reachesOnly(t, i.node, "s1", "s2", "s3")
+		s.awaitReachable(t, w.node, "s1", "s2", "s3")
 	}
 }

@@ -10,106 +10,106 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// workerFaults are those that hit who holds a lock.
+// workerFaults returns the faults of workers, preferably of holders.
 func workerFaults() []Fault {
 	return []Fault{
 		{
-			Name:   "holder-pause",
-			About:  "stop a holder's process, for just under, about or past the TTL",
-			strike: pauseHolder,
+			Name:    "holder-pause",
+			Summary: "stop a holder's process for just under, about or longer than the TTL",
+			strike:  pauseHolder,
 		},
 		{
-			Name:   "holder-kill",
-			About:  "kill a holder's process; another one takes its place",
-			strike: killHolder,
+			Name:    "holder-kill",
+			Summary: "kill a holder's process; another worker replaces it",
+			strike:  killHolder,
 		},
 		{
-			Name:   "holder-cut",
-			About:  "cut a holder off from all servers",
-			strike: isolateHolder("cut off from everybody", (*site.Node).Cut),
+			Name:    "holder-cut",
+			Summary: "cut a holder off from all servers",
+			strike:  isolateHolder("cut off from all servers", (*site.Node).Cut),
 		},
 		{
-			Name:   "holder-deaf",
-			About:  "let a holder's requests reach the servers, but lose their replies",
-			strike: isolateHolder("hears nothing", (*site.Node).Deafen),
+			Name:    "holder-deaf",
+			Summary: "deliver a holder's requests to the servers, but lose their replies",
+			strike:  isolateHolder("cannot receive", (*site.Node).Deafen),
 		},
 		{
 			Name:    "holder-late",
-			About:   "let replies reach a holder late, and then cut it off from all servers",
+			Summary: "delay the replies to a holder, and then cut it off from all servers",
 			options: site.Options{Proxies: true},
 			strike:  lateHolder,
 		},
 		{
-			Name:   "cpu-starve",
-			About:  "leave a holder or a server one twentieth of a processor",
-			strike: starve,
+			Name:    "cpu-starve",
+			Summary: "leave a holder or a server one twentieth of a CPU",
+			strike:  starve,
 		},
 	}
 }
 
-func pauseHolder(ctx context.Context, h *hand) error {
-	worker, err := h.holder(ctx)
+func pauseHolder(ctx context.Context, st *striker) error {
+	worker, err := st.pickHolder(ctx)
 	if err != nil {
 		return err
 	}
 	pid := worker.Pid()
-	h.lasts()
-	h.saying("stopped")
-	h.heal = func() error { return site.Resume(pid) }
+	st.setDuration()
+	st.describe("stopped")
+	st.heal = func() error { return site.Resume(pid) }
 	return site.Pause(pid)
 }
 
-func killHolder(ctx context.Context, h *hand) error {
-	worker, err := h.holder(ctx)
+func killHolder(ctx context.Context, st *striker) error {
+	worker, err := st.pickHolder(ctx)
 	if err != nil {
 		return err
 	}
-	h.What = "killed"
+	st.What = "killed"
 	return worker.Kill()
 }
 
-// lateHolder makes the last confirmation that a holder gets one that it gets late: what counts a deadline from a reply is wrong
-// by as much.
-func lateHolder(ctx context.Context, h *hand) error {
-	worker, err := h.holder(ctx)
+// lateHolder delays the replies to a holder, so that the last confirmation that reaches it is late.
+// A deadline that is counted from a reply is wrong by that delay.
+func lateHolder(ctx context.Context, st *striker) error {
+	worker, err := st.pickHolder(ctx)
 	if err != nil {
 		return err
 	}
-	proxies, err := h.proxies()
+	proxies, err := st.proxies()
 	if err != nil {
 		return err
 	}
-	h.On = worker.Name()      // nobody else notices
-	late := h.ttls(0.1, 0.17) // later ones would not be waited for
-	delay := func(d time.Duration) {
+	st.On = worker.Name()             // no other worker is affected
+	delay := st.randomTTLs(0.1, 0.17) // a later reply would not be awaited
+	setDelay := func(d time.Duration) {
 		for _, p := range proxies {
 			p.DelayTo(worker.Node().IP(), d)
 		}
 	}
-	h.heal = func() error {
-		delay(0)
+	st.heal = func() error {
+		setDelay(0)
 		return worker.Node().Heal()
 	}
-	delay(late)
-	h.What = fmt.Sprintf("got replies %v late", late)
-	if !pause(ctx, h.ttls(0.7, 1)) { // so long that it has renewed what it holds
+	setDelay(delay)
+	st.What = fmt.Sprintf("replies delayed by %v", delay)
+	if !sleep(ctx, st.randomTTLs(0.7, 1)) { // long enough for it to renew its hold
 		return nil
 	}
-	h.lastsPast()
-	h.saying("got replies %v late, and is cut off from everybody", late)
+	st.setDurationPastTTL()
+	st.describe("replies delayed by %v, then cut off from all servers", delay)
 	return worker.Node().Cut()
 }
 
-// isolateHolder returns a fault that does something to the network of a holder.
-func isolateHolder(what string, isolate func(*site.Node, ...*site.Node) error) func(context.Context, *hand) error {
-	return func(ctx context.Context, h *hand) error {
-		worker, err := h.holder(ctx)
+// isolateHolder returns a fault of a holder's connections.
+func isolateHolder(what string, isolate func(*site.Node, ...*site.Node) error) func(context.Context, *striker) error {
+	return func(ctx context.Context, st *striker) error {
+		worker, err := st.pickHolder(ctx)
 		if err != nil {
 			return err
 		}
-		h.lasts()
-		h.saying("%s", what)
-		h.heal = worker.Node().Heal
+		st.setDuration()
+		st.describe("%s", what)
+		st.heal = worker.Node().Heal
 		return isolate(worker.Node())
 	}
 }

@@ -11,61 +11,62 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// Worker is a process that takes locks. Its methods are called by several goroutines at once.
+// Worker is a process that uses locks. Its methods are safe for concurrent use.
 type Worker interface {
-	// Name is the worker's in the history.
+	// Name returns the name of the worker in the history.
 	Name() string
-	// Pid is that of its process, which may have ended.
+	// Pid returns the id of the worker's process, which may have ended.
 	Pid() int
-	// Node is where it runs, alone. The one that takes its place when it is dead may run there, too.
+	// Node returns the node that the worker runs on, alone. Its replacement may run there after its
+	// end.
 	Node() *site.Node
-	// Holds reports whether it holds a lock, as far as is known.
+	// Holds reports whether the worker holds a lock, as far as the harness knows.
 	Holds() bool
-	// Kill ends the process with SIGKILL, paused or not. The harness starts another one by itself.
+	// Kill kills the process with SIGKILL, even if it is stopped. The harness starts a replacement.
 	Kill() error
 }
 
-// World is what faults act on. The fields are set before its first use and not changed afterwards; the functions are called
-// by several goroutines at once.
+// World is the target of the faults. Its fields are set before its first use and do not change. Its
+// functions are called concurrently.
 type World struct {
-	// Cluster is where the locks are kept. It was started with the [Options] of the faults.
+	// Cluster is the store of the locks, started with the [Options] of the faults.
 	Cluster *site.Cluster
-	// Workers returns those that live.
+	// Workers returns the running workers.
 	Workers func() []Worker
-	// TTL is that of the locks' sessions.
+	// TTL is the TTL of the locks' sessions.
 	TTL time.Duration
 	// Record adds an event to the history.
 	Record func(history.Event)
-	// Evict deletes the entry of a current holder in the store, as an administrator might, or all of its line. It returns the
-	// fault's On, Lock, What and Took. What is empty if nobody held.
+	// Evict deletes the entry of a current holder in the store, or with all its whole line. It
+	// returns On, Lock, What and Took of the fault. What is empty if no worker held a lock.
 	Evict func(ctx context.Context, all bool) (history.Fault, error)
-	// Compact makes etcd forget its past.
+	// Compact compacts the history of etcd.
 	Compact func(ctx context.Context) error
-	// Progress returns how many locks have been granted so far.
+	// Progress returns the number of grants so far.
 	Progress func() int64
 
-	mu    sync.Mutex
-	taken map[string]bool // the places at which a fault has struck and is not healed
+	mu      sync.Mutex
+	claimed map[string]bool // victims of faults that have not been healed: names of nodes, or allConnections
 }
 
-// take takes a place, unless it is taken.
-func (w *World) take(place string) bool {
+// claim claims a victim for a fault, and reports whether no other fault had claimed it.
+func (w *World) claim(key string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.taken[place] {
+	if w.claimed[key] {
 		return false
 	}
-	if w.taken == nil {
-		w.taken = make(map[string]bool)
+	if w.claimed == nil {
+		w.claimed = make(map[string]bool)
 	}
-	w.taken[place] = true
+	w.claimed[key] = true
 	return true
 }
 
-func (w *World) leave(places []string) {
+func (w *World) unclaim(keys []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, place := range places {
-		delete(w.taken, place)
+	for _, key := range keys {
+		delete(w.claimed, key)
 	}
 }

@@ -22,19 +22,21 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// here is the site that the tests run in; nil if the machine has none for us, for the reason why.
+// testSite is the site of the tests. It is nil if the machine cannot provide one, for the reason
+// errSite.
 var (
-	here *site.Site
-	why  error
+	testSite *site.Site
+	errSite  error
 )
 
 func TestMain(m *testing.M) {
-	here, why = site.Enter()
+	testSite, errSite = site.Enter()
 	os.Exit(m.Run())
 }
 
-// need ends a test that the machine cannot run: it fails if STILE_TEST_REQUIRE has the word "all", else it is skipped.
-func need(t *testing.T, err error) {
+// checkAvailable skips a test if err is not nil, because the machine cannot run the test. If
+// STILE_TEST_REQUIRE contains "all", the test fails instead.
+func checkAvailable(t *testing.T, err error) {
 	t.Helper()
 	switch {
 	case err == nil:
@@ -52,18 +54,19 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, is func() bool) {
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after three minutes it is not so that %s", what)
+			t.Fatalf("not within three minutes: %s", what)
 		}
 	}
 }
 
-// An idler is a worker that does nothing but hold what it is said to hold.
-type idler struct {
+// A testWorker is a process that uses no locks. Its field holds determines whether it counts as a
+// holder.
+type testWorker struct {
 	name  string
 	node  *site.Node
 	cmd   *exec.Cmd
@@ -71,54 +74,55 @@ type idler struct {
 	ended chan struct{}
 }
 
-func (i *idler) Name() string     { return i.name }
-func (i *idler) Pid() int         { return i.cmd.Process.Pid }
-func (i *idler) Node() *site.Node { return i.node }
-func (i *idler) Holds() bool      { return i.holds.Load() }
-func (i *idler) Kill() error      { return i.cmd.Process.Kill() }
+func (w *testWorker) Name() string     { return w.name }
+func (w *testWorker) Pid() int         { return w.cmd.Process.Pid }
+func (w *testWorker) Node() *site.Node { return w.node }
+func (w *testWorker) Holds() bool      { return w.holds.Load() }
+func (w *testWorker) Kill() error      { return w.cmd.Process.Kill() }
 
-func (i *idler) alive() bool {
+func (w *testWorker) alive() bool {
 	select {
-	case <-i.ended:
+	case <-w.ended:
 		return false
 	default:
 		return true
 	}
 }
 
-// A scene is a world with real servers, and workers that are real processes.
-type scene struct {
+// A testWorld is a world with a real cluster, and with workers that are real processes.
+type testWorld struct {
 	World
-	t      *testing.T
-	idlers []*idler
+	t           *testing.T
+	testWorkers []*testWorker
 
 	mu     sync.Mutex
 	events []history.Event
 }
 
-// newScene starts a cluster, with all that faults may need, and three workers. They end with the test.
-func newScene(t *testing.T, kind string) *scene {
+// newTestWorld starts a cluster with the options of all faults, and three workers. They end with
+// the test.
+func newTestWorld(t *testing.T, kind string) *testWorld {
 	t.Helper()
-	need(t, why)
-	network, err := here.Network()
+	checkAvailable(t, errSite)
+	network, err := testSite.Network()
 	must(t, err)
 	t.Cleanup(func() { must(t, network.Close()) })
 	cluster, err := site.Start(t.Context(), network, kind, Options(possible(kind)))
 	if errors.Is(err, site.ErrMissing) {
-		need(t, err)
+		checkAvailable(t, err)
 	}
 	must(t, err)
 	t.Cleanup(func() { must(t, cluster.Close()) })
-	s := &scene{t: t}
+	s := &testWorld{t: t}
 	for i := range 3 {
-		s.idlers = append(s.idlers, newIdler(t, network, fmt.Sprintf("w%d", i+1)))
+		s.testWorkers = append(s.testWorkers, newTestWorker(t, network, fmt.Sprintf("w%d", i+1)))
 	}
 	s.Cluster, s.TTL = cluster, time.Second
 	s.World.Workers = func() []Worker {
 		var workers []Worker
-		for _, i := range s.idlers {
-			if i.alive() {
-				workers = append(workers, i)
+		for _, w := range s.testWorkers {
+			if w.alive() {
+				workers = append(workers, w)
 			}
 		}
 		return workers
@@ -135,55 +139,56 @@ func newScene(t *testing.T, kind string) *scene {
 	return s
 }
 
-func newIdler(t *testing.T, network *site.Network, name string) *idler {
+func newTestWorker(t *testing.T, network *site.Network, name string) *testWorker {
 	t.Helper()
 	node, err := network.Node(name)
 	must(t, err)
-	i := &idler{name: name, node: node, ended: make(chan struct{})}
-	// It is busy, a little: a process that only waits is not seen to starve.
-	i.cmd = node.Command("bash", "-c", "while :; do sleep 0.002; done")
-	must(t, network.Start(i.cmd))
+	w := &testWorker{name: name, node: node, ended: make(chan struct{})}
+	// The process runs for a moment now and then. A process that only sleeps shows no effect of
+	// cpu-starve.
+	w.cmd = node.Command("bash", "-c", "while :; do sleep 0.002; done")
+	must(t, network.Start(w.cmd))
 	go func() {
-		_ = i.cmd.Wait()
-		close(i.ended)
+		_ = w.cmd.Wait()
+		close(w.ended)
 	}()
-	return i
+	return w
 }
 
-// strike does a fault, with chance beginning at seed. It is healed when the test ends, if the test has not done so.
-func (s *scene) strike(t *testing.T, name string, seed uint64) *Strike {
+// strike lets a fault strike with this seed. The test fails if it cannot. The test heals it.
+func (s *testWorld) strike(t *testing.T, name string, seed uint64) *Strike {
 	t.Helper()
-	st, err := s.try(name, seed)
+	st, err := s.tryStrike(name, seed)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
 	return st
 }
 
-func (s *scene) try(name string, seed uint64) (*Strike, error) {
+func (s *testWorld) tryStrike(name string, seed uint64) (*Strike, error) {
 	f, err := find(name, s.Cluster.Kind())
-	need(s.t, err)
+	checkAvailable(s.t, err)
 	return f.Strike(s.t.Context(), &s.World, rand.New(rand.NewPCG(seed, 0)))
 }
 
-func (s *scene) idler(name string) *idler {
-	i := slices.IndexFunc(s.idlers, func(i *idler) bool { return i.name == name })
+func (s *testWorld) worker(name string) *testWorker {
+	i := slices.IndexFunc(s.testWorkers, func(w *testWorker) bool { return w.name == name })
 	if i < 0 {
-		s.t.Fatalf("there is no worker %q", name)
+		s.t.Fatalf("no worker %q", name)
 	}
-	return s.idlers[i]
+	return s.testWorkers[i]
 }
 
-func (s *scene) server(name string) *site.Server {
+func (s *testWorld) server(name string) *site.Server {
 	servers := s.Cluster.Servers()
 	i := slices.IndexFunc(servers, func(s *site.Server) bool { return s.Name() == name })
 	if i < 0 {
-		s.t.Fatalf("there is no server %q", name)
+		s.t.Fatalf("no server %q", name)
 	}
 	return servers[i]
 }
 
-func (s *scene) leader() *site.Server {
+func (s *testWorld) leader() *site.Server {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 3*time.Minute)
 	defer cancel()
 	leader, err := s.Cluster.Leader(ctx)
@@ -191,9 +196,9 @@ func (s *scene) leader() *site.Server {
 	return leader
 }
 
-// strikeLeader does a fault of leaders, and returns which server led then. On a busy machine another one may be elected just
-// before: then it does so again.
-func (s *scene) strikeLeader(t *testing.T, name string) (*Strike, *site.Server) {
+// strikeLeader lets a fault of leaders strike, and returns the server that led before. If another
+// server was elected in between, as may happen on a busy machine, it repeats that.
+func (s *testWorld) strikeLeader(t *testing.T, name string) (*Strike, *site.Server) {
 	t.Helper()
 	for range 10 {
 		s.awaitAll()
@@ -204,15 +209,15 @@ func (s *scene) strikeLeader(t *testing.T, name string) (*Strike, *site.Server) 
 			return st, before
 		}
 		if now := s.Cluster.Term(t.Context()); term == now {
-			t.Fatalf("%s (%s) was hit, want the leader %s, since the election %d", st.On, st.Role, before, now)
+			t.Fatalf("victim: got %s (%s), want the leader %s of term %d", st.On, st.Role, before, now)
 		}
 		must(t, st.Heal())
 	}
-	t.Fatalf("%s has hit ten times another server than the one that led before", name)
+	t.Fatalf("%s: the victim was not the previous leader in ten strikes", name)
 	return nil, nil
 }
 
-// state returns the letter that the kernel has for the state of a process; empty if there is no such process.
+// state returns the kernel's letter for the state of a process, empty if there is no such process.
 func state(pid int) string {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -226,11 +231,12 @@ func stopped(pid int) bool { return state(pid) == "T" }
 
 func running(pid int) bool { return slices.Contains([]string{"R", "S", "D"}, state(pid)) }
 
-// reached returns the servers to which connections from a node, by their proxies if they have some, can be made. What is to show
-// that the others cannot be reached comes after what would have arrived there, on the same way to another address: ours.
-func (s *scene) reached(from *site.Node) []string {
+// reachableServers returns the servers that accept connections from a node, through their proxies
+// if they have any. A later connection to an address that no fault affects, that of this process,
+// gives the attempts time to succeed.
+func (s *testWorld) reachableServers(from *site.Node) []string {
 	s.t.Helper()
-	control, err := net.Listen("tcp", net.JoinHostPort(site.Observer, "0"))
+	control, err := net.Listen("tcp", net.JoinHostPort(site.ObserverIP, "0"))
 	must(s.t, err)
 	defer control.Close()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
@@ -260,16 +266,16 @@ func (s *scene) reached(from *site.Node) []string {
 	return names
 }
 
-// reachesOnly waits until the servers that a node reaches are those.
-func (s *scene) reachesOnly(t *testing.T, from *site.Node, want ...string) {
+// awaitReachable waits until a node can reach these servers and no others.
+func (s *testWorld) awaitReachable(t *testing.T, from *site.Node, want ...string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s reaches %v and no other server", from.Name(), want), func() bool {
-		return slices.Equal(s.reached(from), want)
+	eventually(t, fmt.Sprintf("%s reaches the servers %v and no others", from.Name(), want), func() bool {
+		return slices.Equal(s.reachableServers(from), want)
 	})
 }
 
-// but returns the names of all servers but one.
-func (s *scene) but(name string) []string {
+// serversExcept returns the names of all servers but one.
+func (s *testWorld) serversExcept(name string) []string {
 	var others []string
 	for _, server := range s.Cluster.Servers() {
 		if server.Name() != name {
@@ -279,8 +285,8 @@ func (s *scene) but(name string) []string {
 	return others
 }
 
-// awaitAll waits until all servers serve.
-func (s *scene) awaitAll() {
+// awaitAll waits until all servers are ready.
+func (s *testWorld) awaitAll() {
 	s.t.Helper()
 	for _, server := range s.Cluster.Servers() {
 		must(s.t, server.AwaitReady(s.t.Context()))

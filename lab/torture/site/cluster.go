@@ -17,18 +17,19 @@ import (
 	"github.com/stilelock/stile/internal/clockshim"
 )
 
-// ErrMissing means that a program is not installed which a cluster needs. The error that matches it names the program.
+// ErrMissing means that a cluster needs a program that is not installed. The error that matches it
+// names the program.
 var ErrMissing = errors.New("not installed")
 
-// A kind is a sort of cluster.
+// A kind is a kind of cluster.
 type kind struct {
-	name    string
-	scheme  string // of its URL
-	servers int
-	runs    software
+	name     string
+	scheme   string // of its URL
+	servers  int
+	software software
 }
 
-// kinds are all that there are.
+// kinds are all kinds of clusters.
 var kinds = []kind{
 	{"etcd", "etcd", 1, etcd{}},
 	{"etcd3", "etcd", 3, etcd{}},
@@ -39,8 +40,8 @@ var kinds = []kind{
 	{"zk3", "zk", 3, zookeeper{}},
 }
 
-// Kinds returns the kinds of clusters that [Start] knows: "etcd", "etcd3", "redis", "redlock3", "redlock5", "zk", "zk3". The
-// figure is the number of servers.
+// Kinds returns the kinds of clusters for [Start]: "etcd", "etcd3", "redis", "redlock3",
+// "redlock5", "zk", "zk3". The digit is the number of servers if there is more than one.
 func Kinds() []string {
 	var names []string
 	for _, k := range kinds {
@@ -51,16 +52,18 @@ func Kinds() []string {
 
 // Options configures [Start]. The zero value is ready for use.
 type Options struct {
-	// Proxies puts a proxy before each server, on the same node: [Cluster.URL] leads there.
+	// Proxies puts a proxy in front of each server, on the same node. [Cluster.URL] then has the
+	// addresses of the proxies.
 	Proxies bool
-	// Clocks lets the wall clocks of Redis servers be set: see [Server.SetClock]. It needs a C compiler.
+	// Clocks gives each Redis server a wall clock that can be set; see [Server.SetClock]. It needs
+	// a C compiler.
 	Clocks bool
-	// Shipped runs ZooKeeper with the times that it is shipped with: a tick of two seconds, and sessions of four and more.
-	// Otherwise all is eight times as fast.
+	// Shipped runs ZooKeeper with the ticks that it ships with: two seconds, and sessions of at
+	// least four. Otherwise all its times are an eighth of that.
 	Shipped bool
 }
 
-// Cluster is one or more servers of one kind, each on a node of its own. It is safe for concurrent use.
+// Cluster is one or more servers of one kind, each on its own node. It is safe for concurrent use.
 type Cluster struct {
 	kind    kind
 	network *Network
@@ -70,12 +73,13 @@ type Cluster struct {
 	crashed chan error
 }
 
-// Start starts a cluster of a kind and waits until all of its servers serve. ctx bounds only the call. If it fails nothing is
-// left running; the error matches [ErrMissing] if a program is not installed.
+// Start starts a cluster of a kind, and waits until all of its servers are ready. ctx limits only
+// the call. After an error nothing is left running. The error matches [ErrMissing] if a program is
+// not installed.
 func Start(ctx context.Context, network *Network, kindName string, opts Options) (*Cluster, error) {
 	at := slices.IndexFunc(kinds, func(k kind) bool { return k.name == kindName })
 	if at < 0 {
-		return nil, fmt.Errorf("there is no cluster of the kind %q; there are %s", kindName, strings.Join(Kinds(), ", "))
+		return nil, fmt.Errorf("unknown kind of cluster %q: use one of %s", kindName, strings.Join(Kinds(), ", "))
 	}
 	dir, err := os.MkdirTemp(network.Dir(), kindName+"-")
 	if err != nil {
@@ -97,7 +101,7 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 		c.servers = append(c.servers, s)
 	}
 	if opts.Clocks {
-		if err := c.wind(); err != nil {
+		if err := c.createClocks(); err != nil {
 			return err
 		}
 	}
@@ -106,7 +110,7 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 			return err
 		}
 	}
-	// They need each other to become ready.
+	// A server becomes ready only after a majority of them has started.
 	for _, s := range c.servers {
 		if err := s.Start(); err != nil {
 			return err
@@ -120,11 +124,11 @@ func (c *Cluster) start(ctx context.Context, opts Options) error {
 	return nil
 }
 
-// wind gives each server a clock of its own.
-func (c *Cluster) wind() error {
+// createClocks gives each server its own clock.
+func (c *Cluster) createClocks() error {
 	shim, err := clockshim.Build(c.dir)
 	if errors.Is(err, clockshim.ErrNoCompiler) {
-		return fmt.Errorf("%w: cc, to set the clocks of the servers", ErrMissing)
+		return fmt.Errorf("%w: cc, which is needed to set the clocks of the servers", ErrMissing)
 	}
 	if err != nil {
 		return err
@@ -137,19 +141,20 @@ func (c *Cluster) wind() error {
 	return nil
 }
 
-// Kind returns the kind, as given to [Start].
+// Kind returns the kind that was given to [Start].
 func (c *Cluster) Kind() string { return c.kind.name }
 
-// Network returns the network that the servers are in.
+// Network returns the network of the servers.
 func (c *Cluster) Network() *Network { return c.network }
 
 // Servers returns the servers, always in the same order.
 func (c *Cluster) Servers() []*Server { return slices.Clone(c.servers) }
 
-// URL returns the URL of the cluster for clients, as package storeurl understands it.
+// URL returns the URL of the cluster for clients, for package storeurl.
 func (c *Cluster) URL() string { return c.kind.scheme + "://" + strings.Join(c.Addrs(), ",") }
 
-// Addrs returns the addresses for clients, as host:port, in the order of Servers: those of the proxies if there are any.
+// Addrs returns the addresses for clients, as host:port, in the order of Servers. They are those of
+// the proxies, if there are any.
 func (c *Cluster) Addrs() []string {
 	var addrs []string
 	for _, s := range c.servers {
@@ -162,8 +167,9 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Direct returns the servers' own addresses, as host:port, in the order of Servers. They are for the observer.
-func (c *Cluster) Direct() []string {
+// DirectAddrs returns the addresses of the servers themselves, as host:port, in the order of
+// Servers. The observer uses them.
+func (c *Cluster) DirectAddrs() []string {
 	var addrs []string
 	for _, s := range c.servers {
 		addrs = append(addrs, s.Addr())
@@ -171,15 +177,17 @@ func (c *Cluster) Direct() []string {
 	return addrs
 }
 
-// Crashed returns the channel that is told of the first server that has ended though nobody has killed it and its disk was
-// not full: which one, how it ended, and the last of what it said. It is never closed.
+// Crashed returns a channel that receives an error when a server has ended that was not killed and
+// whose disk was not full: the server, its exit status, and the end of its output. Further errors
+// are dropped until the first has been received. The channel is never closed.
 func (c *Cluster) Crashed() <-chan error { return c.crashed }
 
-// SaveLogs copies what the servers have said to dir: s1.log, s2.log and so on. Close removes the originals.
+// SaveLogs copies the output of the servers to dir, as s1.log, s2.log and so on. Close removes the
+// originals.
 func (c *Cluster) SaveLogs(dir string) error {
 	var errs []error
 	for _, s := range c.servers {
-		text, err := os.ReadFile(s.log())
+		text, err := os.ReadFile(s.logPath())
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, s.name+".log"), text, 0o644)
 		}
@@ -188,16 +196,18 @@ func (c *Cluster) SaveLogs(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Led reports whether one of the servers leads the others. Those of Redlock know nothing of each other.
-func (c *Cluster) Led() bool { return c.kind.scheme != "redlock" }
+// HasLeader reports whether one of the servers leads the others. It is false for Redlock, whose
+// servers do not know of each other.
+func (c *Cluster) HasLeader() bool { return c.kind.scheme != "redlock" }
 
-// Leader returns the server that leads; the only one leads always. While there is none it waits until ctx ends. A server
-// that was paused or isolated while it led, and has not heard of its successor, is not mistaken for one.
+// Leader returns the leader; a single server is always the leader. While there is none it waits
+// until ctx ends. It does not return a former leader that was paused or isolated and still believes
+// that it leads.
 func (c *Cluster) Leader(ctx context.Context) (*Server, error) {
-	if !c.Led() {
+	if !c.HasLeader() {
 		return nil, fmt.Errorf("the servers of %s have no leader", c.kind.name)
 	}
-	// Polling, because the servers tell nobody outside of an election.
+	// It polls because the servers do not notify outsiders of an election.
 	for {
 		if leader, _ := c.leader(ctx); leader != nil {
 			return leader, nil
@@ -210,19 +220,20 @@ func (c *Cluster) Leader(ctx context.Context) (*Server, error) {
 	}
 }
 
-// leader asks every server once, and returns the one that says that it leads in the latest term that any of them knows of, and
-// that term. Only if most of them answer is that certainly the latest: most have elected its leader.
+// leader asks every server once, and returns the server that claims to lead in the latest term that
+// any of them reports, and that term. That term is certain to be the latest only if a majority
+// replies, since a majority elected its leader. Without a majority it returns nil and zero.
 func (c *Cluster) leader(ctx context.Context) (leader *Server, term uint64) {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
-	replies := make([]standing, len(c.servers))
+	replies := make([]leadership, len(c.servers))
 	var answered atomic.Int64
 	var asking sync.WaitGroup
 	for i, s := range c.servers {
 		asking.Go(func() {
 			var err error
-			replies[i], err = c.kind.runs.standing(ctx, s)
-			if err == nil || replies[i].term > 0 { // it knows no leader, but the term
+			replies[i], err = c.kind.software.leadership(ctx, s)
+			if err == nil || replies[i].term > 0 { // it knows the term, even if no leader
 				answered.Add(1)
 			}
 		})
@@ -242,15 +253,17 @@ func (c *Cluster) leader(ctx context.Context) (leader *Server, term uint64) {
 	return leader, term
 }
 
-// Term returns the latest term of those that most servers know of, which counts the elections; zero while most do not answer.
+// Term returns the latest term that a majority of the servers knows, which grows with every
+// election. It is zero while no majority replies.
 func (c *Cluster) Term(ctx context.Context) uint64 {
 	_, term := c.leader(ctx)
 	return term
 }
 
-// Versions returns the versions of the programs that run, by name. What does not answer before ctx ends is left out.
+// Versions returns the versions of the running programs, by name. It omits a program that does not
+// reply before ctx ends.
 func (c *Cluster) Versions(ctx context.Context) map[string]string {
-	return c.kind.runs.versions(ctx, c.servers[0])
+	return c.kind.software.versions(ctx, c.servers[0])
 }
 
 // Close kills the servers and removes their nodes and data.
@@ -262,23 +275,24 @@ func (c *Cluster) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
 }
 
-// A software is what the servers of a cluster run.
+// software is the server program of a cluster.
 type software interface {
-	// port is where it listens for clients.
+	// port returns the port for clients.
 	port() int
-	// room is the size of the file system for its data, as mount understands it; empty if it has none on disk.
-	room() string
-	// configure writes what it needs to know into the server's directory.
+	// diskSize returns the size of the file system for the data, as mount understands it, or "" if
+	// the server keeps nothing on disk.
+	diskSize() string
+	// configure writes the configuration to the server's directory.
 	configure(s *Server) error
-	// command returns what starts it.
+	// command returns the command that starts the server.
 	command(s *Server) (path string, args []string, err error)
-	// standing asks a server for its place among the others. It fails if it does not serve.
-	standing(ctx context.Context, s *Server) (standing, error)
+	// leadership asks a server whether it leads. It fails if the server is not ready.
+	leadership(ctx context.Context, s *Server) (leadership, error)
 	versions(ctx context.Context, s *Server) map[string]string
 }
 
-// A standing is what a server says of itself.
-type standing struct {
+// A leadership is what a server reports about itself.
+type leadership struct {
 	leads bool
-	term  uint64 // counts the elections; those of redis have none
+	term  uint64 // grows with every election; zero for Redis
 }

@@ -1,16 +1,18 @@
-// Package site is where a torture run takes place: a network of its own with a node for every server and worker, which can
-// be cut off from each other, and clusters of real servers, which can be killed, paused and isolated.
+// Package site provides the place of a torture run: a private network with a node for each server
+// and worker, which can be isolated from each other, and clusters of real servers, which can be
+// killed, paused and isolated.
 //
-//	here, err := site.Enter()                 // first of all: the process starts anew in namespaces of its own
+//	here, err := site.Enter()                 // first of all: executes the process again, in its own namespaces
 //	network, err := here.Network()
 //	cluster, err := site.Start(ctx, network, "etcd3", site.Options{})
 //	node, err := network.Node("w1")
 //	cmd := node.Command("/path/of/worker", "--store", cluster.URL())
 //	err = network.Start(cmd)
-//	err = node.Cut()                          // from servers and workers alike
+//	err = node.Cut()                          // from all servers and workers
 //
-// Nothing of it is seen outside, and nothing is left there, however the process ends: networks, mounts and files are in
-// namespaces that go with it, and the kernel kills what it has started.
+// A site is invisible outside and leaves nothing behind, however the process ends: its networks,
+// mounts and files are in namespaces that end with the process, and the kernel kills the processes
+// that it has started.
 //
-// It needs Linux, and root or user namespaces, and the programs ip, nft, nsenter and unshare.
+// It needs Linux, root or user namespaces, and the programs ip, nft, nsenter and unshare.
 package site

@@ -13,12 +13,12 @@ import (
 	"strings"
 )
 
-// etcd is an etcd server as people run it, but for its log.
+// etcd is an etcd server with default settings, apart from its log and the number of WAL files.
 type etcd struct{}
 
 func (etcd) port() int { return 2379 }
 
-func (etcd) room() string { return "512m" }
+func (etcd) diskSize() string { return "512m" }
 
 func (etcd) configure(*Server) error { return nil }
 
@@ -43,11 +43,11 @@ func (etcd) command(s *Server) (string, []string, error) {
 		"--initial-cluster=" + strings.Join(members, ","),
 		"--log-format=console",
 		"--log-level=warn",
-		"--max-wals=2", // there is little room
+		"--max-wals=2", // the file system is small
 	}, nil
 }
 
-func (etcd) standing(ctx context.Context, s *Server) (standing, error) {
+func (etcd) leadership(ctx context.Context, s *Server) (leadership, error) {
 	var status struct {
 		Header struct {
 			Member uint64 `json:"member_id,string"`
@@ -56,12 +56,12 @@ func (etcd) standing(ctx context.Context, s *Server) (standing, error) {
 		Leader uint64 `json:",string"`
 	}
 	if err := ask(ctx, http.MethodPost, "http://"+s.Addr()+"/v3/maintenance/status", "{}", &status); err != nil {
-		return standing{}, err
+		return leadership{}, err
 	}
 	if status.Leader == 0 {
-		return standing{term: status.Header.Term}, errors.New("it knows no leader")
+		return leadership{term: status.Header.Term}, errors.New("no leader known")
 	}
-	return standing{leads: status.Leader == status.Header.Member, term: status.Header.Term}, nil
+	return leadership{leads: status.Leader == status.Header.Member, term: status.Header.Term}, nil
 }
 
 func (etcd) versions(ctx context.Context, s *Server) map[string]string {
@@ -72,13 +72,13 @@ func (etcd) versions(ctx context.Context, s *Server) map[string]string {
 	return map[string]string{"etcd": version.Etcdserver}
 }
 
-// ask makes a request and reads the JSON that comes back.
+// ask sends a request and decodes the JSON of the reply.
 func ask(ctx context.Context, method, url, body string, reply any) error {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return err
 	}
-	// A connection that stays would be cut by the next fault.
+	// The next fault would cut a connection that is kept.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	if err != nil {
@@ -91,8 +91,8 @@ func ask(ctx context.Context, method, url, body string, reply any) error {
 	return json.NewDecoder(res.Body).Decode(reply)
 }
 
-// pinned returns the path of a program that `make servers` builds: $STILE_TEST_BIN/name or, if that variable is not set,
-// .bin/name in the repository that the working directory is in.
+// pinned returns the path of a program that `make servers` builds: $STILE_TEST_BIN/name or, if that
+// variable is not set, .bin/name in the repository that contains the working directory.
 func pinned(name string) (string, error) {
 	dir := os.Getenv("STILE_TEST_BIN")
 	if dir == "" {
@@ -119,7 +119,7 @@ func repository() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("%w: %s is not in the repository, where the servers are; set STILE_TEST_BIN to where they are",
+			return "", fmt.Errorf("%w: %s is not in the repository; set STILE_TEST_BIN to the directory of the server programs",
 				ErrMissing, start)
 		}
 	}

@@ -13,68 +13,71 @@ import (
 )
 
 const (
-	// Observer is the address of this process in the network. It is outside of all faults: see [Node.Cut].
-	Observer = "10.77.0.254"
+	// ObserverIP is the address of this process in the network. No fault affects it: see
+	// [Node.Cut].
+	ObserverIP = "10.77.0.254"
 
-	others = "10.77.0.1-10.77.0.253" // everybody else
-	bridge = "stile0"
-	// ours is the hardware address of this process. Without one of its own a bridge takes that of a node, another one when others
-	// join, and what servers send to the one before is lost for ten seconds.
-	ours = "02:00:0a:4d:00:fe"
+	otherAddrs = "10.77.0.1-10.77.0.253" // all nodes
+	bridge     = "stile0"
+	// bridgeMAC is the hardware address of this process. Without a fixed one, a bridge takes the
+	// address of one of its nodes, and changes it when others join. What servers send to the old
+	// address is lost for ten seconds.
+	bridgeMAC = "02:00:0a:4d:00:fe"
 )
 
-// Network is a network of nodes, to which this process belongs too, as [Observer]. It is safe for concurrent use.
+// Network is a network of nodes. This process belongs to it too, as [ObserverIP]. It is safe for
+// concurrent use.
 type Network struct {
 	site *Site
 
-	mu      sync.Mutex
-	nodes   []*Node // all that there ever were: their addresses are not used again
-	starts  chan func()
-	started []*os.Process
-	closed  bool
+	mu            sync.Mutex
+	nodes         []*Node // including closed ones: addresses are not reused
+	startRequests chan func()
+	started       []*os.Process
+	closed        bool
 }
 
-// Network makes the network. There is at most one at a time. Close it when it is not needed any more, unless the process
-// ends then.
+// Network creates the network. There can be only one at a time. Close it after use, unless the
+// process ends then.
 func (s *Site) Network() (*Network, error) {
 	for _, args := range [][]string{
-		{"link", "add", bridge, "address", ours, "type", "bridge"},
-		{"address", "add", Observer + "/24", "dev", bridge},
+		{"link", "add", bridge, "address", bridgeMAC, "type", "bridge"},
+		{"address", "add", ObserverIP + "/24", "dev", bridge},
 		{"link", "set", bridge, "up"},
 	} {
 		if err := ip(args...); err != nil {
 			return nil, err
 		}
 	}
-	n := &Network{site: s, starts: make(chan func())}
-	go n.parent()
+	n := &Network{site: s, startRequests: make(chan func())}
+	go n.runStarter()
 	return n, nil
 }
 
-// parent starts all programs. The kernel kills them with the thread that has started them, so that must be one that lives as
-// long as the network does: the goroutine never gives it back.
-func (n *Network) parent() {
+// runStarter starts all programs, in a goroutine of its own that keeps its thread. The kernel kills
+// a child when the thread that started it ends, so that thread must live as long as the network.
+func (n *Network) runStarter() {
 	runtime.LockOSThread()
-	for start := range n.starts {
+	for start := range n.startRequests {
 		start()
 	}
 }
 
-// Dir is [Site.Dir].
+// Dir returns [Site.Dir].
 func (n *Network) Dir() string { return n.site.dir }
 
-// Start starts a command, in a node or not. It ends with the network, or with this process, if not before. The caller
-// waits for it with cmd.Wait. Do not use cmd.Start for what is to live long: see [exec.Cmd] and
-// [syscall.SysProcAttr.Pdeathsig].
+// Start starts a command, in a node or not. The command ends with the network or with this process
+// at the latest. The caller waits for it with cmd.Wait. Do not use cmd.Start for long-lived
+// processes: see runStarter, [exec.Cmd] and [syscall.SysProcAttr.Pdeathsig].
 func (n *Network) Start(cmd *exec.Cmd) error {
-	dieWithUs(cmd)
+	killWithParent(cmd)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return errors.New("the network is closed")
 	}
 	done := make(chan error)
-	n.starts <- func() { done <- cmd.Start() }
+	n.startRequests <- func() { done <- cmd.Start() }
 	if err := <-done; err != nil {
 		return err
 	}
@@ -82,14 +85,14 @@ func (n *Network) Start(cmd *exec.Cmd) error {
 	return nil
 }
 
-func dieWithUs(cmd *exec.Cmd) {
+func killWithParent(cmd *exec.Cmd) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 }
 
-// Close ends all nodes and kills everything that was started. Close after Close does nothing.
+// Close ends all nodes and kills all processes that were started. Calls after the first do nothing.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	if n.closed {
@@ -98,7 +101,7 @@ func (n *Network) Close() error {
 	}
 	n.closed = true
 	n.mu.Unlock()
-	defer close(n.starts) // the kernel may kill everything then; before, it is to be done in order
+	defer close(n.startRequests) // last, since the kernel may then kill all processes at once
 
 	var errs []error
 	for _, node := range n.nodes {
@@ -112,7 +115,8 @@ func (n *Network) Close() error {
 	return errors.Join(append(errs, ip("link", "del", bridge))...)
 }
 
-// Node adds a node to the network. name is for messages only. There is room for 253 nodes in the life of a network.
+// Node adds a node to the network. The name is for messages only. A network can have 253 nodes in
+// its lifetime, including closed ones.
 func (n *Network) Node(name string) (*Node, error) {
 	n.mu.Lock()
 	number := len(n.nodes) + 1

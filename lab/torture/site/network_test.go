@@ -18,41 +18,43 @@ import (
 	"time"
 )
 
-// A post is a socket for datagrams on a node.
-type post struct {
+// An endpoint is a UDP socket on a node.
+type endpoint struct {
 	name string
 	conn *net.UDPConn
 }
 
-func newPost(t *testing.T, node *Node) *post {
+func newEndpoint(t *testing.T, node *Node) *endpoint {
 	t.Helper()
-	p := &post{name: node.Name()}
+	e := &endpoint{name: node.Name()}
 	var err error
-	must(t, node.inside(func() { p.conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(node.IP()), Port: 7}) }))
+	must(t, node.inNamespace(func() { e.conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(node.IP()), Port: 7}) }))
 	must(t, err)
-	t.Cleanup(func() { p.conn.Close() })
-	return p
+	t.Cleanup(func() { e.conn.Close() })
+	return e
 }
 
-// everybodySays lets every post send a text to every post. What a firewall refuses to send is lost.
-func everybodySays(posts []*post, text string) {
-	for _, from := range posts {
-		for _, to := range posts {
+// sendAll sends a text from every endpoint to every endpoint. Packets that a firewall drops are
+// lost.
+func sendAll(endpoints []*endpoint, text string) {
+	for _, from := range endpoints {
+		for _, to := range endpoints {
 			_, _ = from.conn.WriteTo([]byte(from.name+" "+text), to.conn.LocalAddr())
 		}
 	}
 }
 
-// heard returns what the post has heard before everybody's "after": nothing overtakes on these wires.
-func (p *post) heard(t *testing.T, from int) (names []string) {
+// received returns the senders of the packets that arrived before "after" from all of them. The
+// links keep the order of packets.
+func (e *endpoint) received(t *testing.T, senders int) (names []string) {
 	t.Helper()
-	must(t, p.conn.SetReadDeadline(time.Now().Add(time.Minute)))
-	for buf := make([]byte, 100); from > 0; {
-		n, err := p.conn.Read(buf)
+	must(t, e.conn.SetReadDeadline(time.Now().Add(time.Minute)))
+	for buf := make([]byte, 100); senders > 0; {
+		n, err := e.conn.Read(buf)
 		must(t, err)
 		name, text, _ := strings.Cut(string(buf[:n]), " ")
 		if text == "after" {
-			from--
+			senders--
 			continue
 		}
 		names = append(names, name)
@@ -61,74 +63,75 @@ func (p *post) heard(t *testing.T, from int) (names []string) {
 	return names
 }
 
-func TestFaultsLoseWhatTheySay(t *testing.T) {
+func TestNode_faults(t *testing.T) {
 	network := newNetwork(t)
 	a, b, c := newNode(t, network, "a"), newNode(t, network, "b"), newNode(t, network, "c")
-	us := &post{name: "us"}
+	observer := &endpoint{name: "us"}
 	var err error
-	us.conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(Observer), Port: 7})
+	observer.conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(ObserverIP), Port: 7})
 	must(t, err)
-	defer us.conn.Close()
-	posts := []*post{newPost(t, a), newPost(t, b), newPost(t, c), us}
+	defer observer.conn.Close()
+	endpoints := []*endpoint{newEndpoint(t, a), newEndpoint(t, b), newEndpoint(t, c), observer}
 
 	everybody := []string{"a", "b", "c", "us"}
-	type hearing map[string][]string // who hears whom; who is not in it hears everybody
+	type reception map[string][]string // the senders that a receiver receives; by default all of them
 	for _, tc := range []struct {
-		what string
-		do   func() error
-		want hearing
+		name  string
+		fault func() error
+		want  reception
 	}{
-		{"nothing is done", func() error { return nil }, nil},
+		{"no fault", func() error { return nil }, nil},
 		{
 			"a is cut off", func() error { return a.Cut() },
-			hearing{"a": {"a", "us"}, "b": {"b", "c", "us"}, "c": {"b", "c", "us"}},
+			reception{"a": {"a", "us"}, "b": {"b", "c", "us"}, "c": {"b", "c", "us"}},
 		},
 		{
 			"a is cut off from b", func() error { return a.Cut(b) },
-			hearing{"a": {"a", "c", "us"}, "b": {"b", "c", "us"}},
+			reception{"a": {"a", "c", "us"}, "b": {"b", "c", "us"}},
 		},
 		{
 			"a is cut off from b, and then from c", func() error { return errors.Join(a.Cut(b), a.Cut(c)) },
-			hearing{"a": {"a", "us"}, "b": {"b", "c", "us"}, "c": {"b", "c", "us"}},
+			reception{"a": {"a", "us"}, "b": {"b", "c", "us"}, "c": {"b", "c", "us"}},
 		},
 		{
 			"a is cut off from b, and then from all", func() error { return errors.Join(a.Cut(b), a.Cut()) },
-			hearing{"a": {"a", "us"}, "b": {"b", "c", "us"}, "c": {"b", "c", "us"}},
+			reception{"a": {"a", "us"}, "b": {"b", "c", "us"}, "c": {"b", "c", "us"}},
 		},
 		{"a is cut off and healed", func() error { return errors.Join(a.Cut(), a.Heal()) }, nil},
-		{"a is deaf", func() error { return a.Deafen() }, hearing{"a": {"a", "us"}}},
-		{"a is deaf for b", func() error { return a.Deafen(b) }, hearing{"a": {"a", "c", "us"}}},
-		{"a is mute", func() error { return a.Mute() }, hearing{"b": {"b", "c", "us"}, "c": {"b", "c", "us"}}},
-		{"a is mute for c", func() error { return a.Mute(c) }, hearing{"c": {"b", "c", "us"}}},
+		{"a is deaf", func() error { return a.Deafen() }, reception{"a": {"a", "us"}}},
+		{"a is deaf to b", func() error { return a.Deafen(b) }, reception{"a": {"a", "c", "us"}}},
+		{"a is mute", func() error { return a.Mute() }, reception{"b": {"b", "c", "us"}, "c": {"b", "c", "us"}}},
+		{"a is mute to c", func() error { return a.Mute(c) }, reception{"c": {"b", "c", "us"}}},
 		{
-			"a is deaf for b and mute for c", func() error { return errors.Join(a.Deafen(b), a.Mute(c)) },
-			hearing{"a": {"a", "c", "us"}, "c": {"b", "c", "us"}},
+			"a is deaf to b and mute to c", func() error { return errors.Join(a.Deafen(b), a.Mute(c)) },
+			reception{"a": {"a", "c", "us"}, "c": {"b", "c", "us"}},
 		},
 		{
 			"a is deaf and b is mute", func() error { return errors.Join(a.Deafen(), b.Mute()) },
-			hearing{"a": {"a", "us"}, "c": {"a", "c", "us"}},
+			reception{"a": {"a", "us"}, "c": {"a", "c", "us"}},
 		},
 	} {
-		t.Run(tc.what, func(t *testing.T) {
-			must(t, tc.do())
-			everybodySays(posts, "meanwhile")
+		t.Run(tc.name, func(t *testing.T) {
+			must(t, tc.fault())
+			sendAll(endpoints, "during")
 			must(t, errors.Join(a.Heal(), b.Heal(), c.Heal()))
-			everybodySays(posts, "after")
-			for _, p := range posts {
+			sendAll(endpoints, "after")
+			for _, p := range endpoints {
 				want := everybody
 				if tc.want[p.name] != nil {
 					want = tc.want[p.name]
 				}
-				if got := p.heard(t, len(posts)); !slices.Equal(got, want) {
-					t.Errorf("%s has heard %v, want %v", p.name, got, want)
+				if got := p.received(t, len(endpoints)); !slices.Equal(got, want) {
+					t.Errorf("%s received from %v, want %v", p.name, got, want)
 				}
 			}
 		})
 	}
 }
 
-// Were it to change, as that of a bridge does by itself, what servers send us would be lost until they ask where we are now.
-func TestOurHardwareAddressStaysWhenNodesJoin(t *testing.T) {
+// If the address changed, as that of a bridge does by default, packets from servers to this process
+// would be lost until they ask for the new one.
+func TestNetwork_bridgeMACUnchanged(t *testing.T) {
 	network := newNetwork(t)
 	address := func() string {
 		i, err := net.InterfaceByName(bridge)
@@ -140,23 +143,23 @@ func TestOurHardwareAddressStaysWhenNodesJoin(t *testing.T) {
 		newNode(t, network, "n")
 	}
 	if after := address(); after != before {
-		t.Errorf("it was %s and is %s", before, after)
+		t.Errorf("got address %s, want %s", after, before)
 	}
 }
 
-func TestACommandRunsInItsNode(t *testing.T) {
+func TestCommand_runsInNode(t *testing.T) {
 	network := newNetwork(t)
 	node := newNode(t, network, "n")
-	said, err := node.Command("ip", "-brief", "-4", "address", "show", "eth0").Output()
-	if err != nil || !strings.Contains(string(said), " "+node.IP()+"/24 ") {
-		t.Errorf("its addresses are %s (%v), want %s", said, err, node.IP())
+	output, err := node.Command("ip", "-brief", "-4", "address", "show", "eth0").Output()
+	if err != nil || !strings.Contains(string(output), " "+node.IP()+"/24 ") {
+		t.Errorf("got addresses %s (%v), want %s", output, err, node.IP())
 	}
 	if err := node.Command("no-such-program").Run(); !errors.Is(err, exec.ErrNotFound) {
-		t.Errorf("a program that there is not: %v, want %v", err, exec.ErrNotFound)
+		t.Errorf("program that does not exist: got %v, want %v", err, exec.ErrNotFound)
 	}
 }
 
-func TestTheProcessOfACommandIsTheProgram(t *testing.T) {
+func TestCommand_processIsProgram(t *testing.T) {
 	network := newNetwork(t)
 	cmd := newNode(t, network, "n").Command("bash", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
 	out, err := cmd.StdoutPipe()
@@ -167,86 +170,87 @@ func TestTheProcessOfACommandIsTheProgram(t *testing.T) {
 	must(t, cmd.Process.Signal(syscall.SIGTERM))
 	_ = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 7 {
-		t.Errorf("it ended with %d, want the 7 of its own handler", code)
+		t.Errorf("got exit status %d, want 7, from its signal handler", code)
 	}
 }
 
-func TestPauseStopsAllThreads(t *testing.T) {
+func TestPause_stopsAllThreads(t *testing.T) {
 	network := newNetwork(t)
 	cmd := newNode(t, network, "n").Command("sleep", "infinity")
 	must(t, network.Start(cmd))
 	pid := cmd.Process.Pid
 	must(t, Pause(pid))
 	if still, err := stopped(pid); err != nil || !still {
-		t.Errorf("when it is paused it is stopped: %v, %v", still, err)
+		t.Errorf("stopped after Pause: got %v, %v", still, err)
 	}
 	must(t, Resume(pid))
-	eventually(t, "it runs again", func() bool { still, err := stopped(pid); return err == nil && !still })
+	eventually(t, "the process runs again", func() bool { still, err := stopped(pid); return err == nil && !still })
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	if err := Pause(pid); err == nil {
-		t.Error("a process that there is not any more can be paused")
+		t.Error("Pause succeeded after the end of the process")
 	}
 	if err := Resume(pid); err == nil {
-		t.Error("a process that there is not any more can be resumed")
+		t.Error("Resume succeeded after the end of the process")
 	}
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, is func() bool) {
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after three minutes it is not so that %s", what)
+			t.Fatalf("not within three minutes: %s", what)
 		}
 	}
 }
 
-// alive reports whether there is a process that has not ended.
+// alive reports whether a process has not ended.
 func alive(pid int) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err == nil && !strings.Contains(string(text), ") Z ")
 }
 
-func TestNothingOutlivesTheNetwork(t *testing.T) {
+func TestNetwork_closeEndsEverything(t *testing.T) {
 	network := newNetwork(t)
 	node := newNode(t, network, "n")
 	cmd := node.Command("sleep", "infinity")
 	must(t, network.Start(cmd))
-	must(t, Pause(cmd.Process.Pid)) // what is stopped is to go, too
+	must(t, Pause(cmd.Process.Pid)) // Close ends stopped processes, too
 	must(t, network.Close())
-	_ = cmd.Wait() // it returns because the process has ended
+	_ = cmd.Wait() // returns since the process has ended
 	if alive(node.anchor.pid()) {
-		t.Error("the node's own process is there still")
+		t.Error("the anchor of the node still runs")
 	}
-	eventually(t, "only the loopback is there", func() bool {
+	eventually(t, "there is only the loopback", func() bool {
 		links, err := net.Interfaces()
 		return err == nil && len(links) == 1
 	})
 	if err := network.Start(exec.Command("true")); err == nil {
-		t.Error("a closed network starts programs")
+		t.Error("Start succeeded on a closed network")
 	}
 	if _, err := network.Node("late"); err == nil {
-		t.Error("a closed network takes nodes")
+		t.Error("Node succeeded on a closed network")
 	}
 	must(t, network.Close())
-	newNetwork(t) // there is room for another
+	newNetwork(t) // possible, since the other one is closed
 }
 
-// helper is the environment variable that makes the test program be a run that is going to be killed.
-const helper = "STILE_TORTURE_TEST_HELPER"
+// helperVar is the environment variable that makes the test program a run that will be killed.
+const helperVar = "STILE_TORTURE_TEST_HELPER"
 
 func TestMain(m *testing.M) {
-	here, why = Enter()
-	if os.Getenv(helper) != "" {
-		beKilled()
+	testSite, errSite = Enter()
+	if os.Getenv(helperVar) != "" {
+		runUntilKilled()
 	}
 	os.Exit(m.Run())
 }
 
-// beKilled makes everything that a run makes, says which processes it has started, and waits.
-func beKilled() {
-	network, err := here.Network()
+// runUntilKilled creates everything that a run creates, prints the ids of its processes, and
+// blocks.
+func runUntilKilled() {
+	network, err := testSite.Network()
 	if err != nil {
 		panic(err)
 	}
@@ -266,18 +270,18 @@ func beKilled() {
 	if err := server.Pause(); err != nil {
 		panic(err)
 	}
-	fmt.Println(here.Dir(), os.Getpid(), server.Pid(), server.node.anchor.pid(), cmd.Process.Pid, node.anchor.pid())
+	fmt.Println(testSite.Dir(), os.Getpid(), server.Pid(), server.node.anchor.pid(), cmd.Process.Pid, node.anchor.pid())
 	select {}
 }
 
-func TestNothingIsLeftOfARunThatIsKilled(t *testing.T) {
-	need(t, why)
+func TestSite_killedRunLeavesNothing(t *testing.T) {
+	checkAvailable(t, errSite)
 	_, err := exec.LookPath("redis-server")
-	need(t, err)
+	checkAvailable(t, err)
 	self, err := os.Executable()
 	must(t, err)
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), helper+"=1")
+	cmd.Env = append(os.Environ(), helperVar+"=1")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	must(t, err)
@@ -287,11 +291,11 @@ func TestNothingIsLeftOfARunThatIsKilled(t *testing.T) {
 	fields := strings.Fields(line)
 	dir, pids := fields[0], fields[1:]
 	if pids[0] != strconv.Itoa(cmd.Process.Pid) {
-		t.Errorf("the process that was started is %d, and what runs inside %s: signals do not reach it", cmd.Process.Pid, pids[0])
+		t.Errorf("started process %d, but process %s runs inside and does not get its signals", cmd.Process.Pid, pids[0])
 	}
 	files, err := os.ReadDir("/proc/" + pids[0] + "/root" + dir)
 	if err != nil || len(files) == 0 {
-		t.Errorf("its files are %v, %v: there should be some", files, err)
+		t.Errorf("got files %v, %v, want some", files, err)
 	}
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
@@ -300,11 +304,12 @@ func TestNothingIsLeftOfARunThatIsKilled(t *testing.T) {
 		must(t, err)
 		eventually(t, "process "+text+" has ended", func() bool { return !alive(pid) })
 	}
-	// Its namespaces have gone with their processes, and with them its network, mounts and files. None of them were ever ours.
+	// Its namespaces have ended with its processes, and with them its network, mounts and files.
+	// None of them were ever visible here.
 	if entries, err := os.ReadDir("/proc/1/root" + dir); err == nil && len(entries) > 0 {
-		t.Errorf("outside there is in %s: %v", dir, entries)
+		t.Errorf("outside, %s contains %v, want nothing", dir, entries)
 	}
 	if links, err := net.Interfaces(); err != nil || len(links) != 1 {
-		t.Errorf("here are the links %v (%v), want only the loopback", links, err)
+		t.Errorf("got links %v (%v), want only the loopback", links, err)
 	}
 }

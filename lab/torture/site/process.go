@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// A process is one run of a program.
+// A process is a started program.
 type process struct {
 	cmd    *exec.Cmd
-	done   chan struct{} // closed when it has ended
-	err    error         // how it ended; read it after done
-	killed atomic.Bool   // by us
+	done   chan struct{} // closed when the process has ended
+	err    error         // the error of Wait; set before done is closed
+	killed atomic.Bool   // whether kill was called
 }
 
-// launch starts a command and waits for its end.
+// launch starts a command, and waits for its end in the background.
 func (n *Network) launch(cmd *exec.Cmd) (*process, error) {
 	if err := n.Start(cmd); err != nil {
 		return nil, err
@@ -48,7 +48,8 @@ func (p *process) running() bool {
 	}
 }
 
-// kill ends the process, paused or not, and returns when it is gone. That it had ended before is no error.
+// kill kills the process, even if it is paused, and returns when it has ended. It returns nil if it
+// had ended before.
 func (p *process) kill() error {
 	p.killed.Store(true)
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -58,29 +59,30 @@ func (p *process) kill() error {
 	case <-p.done:
 		return nil
 	case <-time.After(time.Minute):
-		return fmt.Errorf("process %d has been killed and has not ended within a minute", p.pid())
+		return fmt.Errorf("process %d was killed but has not ended within a minute", p.pid())
 	}
 }
 
-// Pause stops a process (SIGSTOP) and returns when all of its threads stand still: the signal alone only asks for that, and
-// a thread that runs on another processor may yet answer a request. It fails if there is no such process, or no more.
+// Pause stops a process (SIGSTOP), and returns when all of its threads have stopped: the signal
+// only requests that, and a thread on another CPU may still answer a request. It fails if the
+// process has ended.
 func Pause(pid int) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("pause process %d: %w", pid, err)
 	}
-	const most = time.Minute
-	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		switch still, err := stopped(pid); {
+	const pauseTimeout = time.Minute
+	for end := time.Now().Add(pauseTimeout); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		switch allStopped, err := stopped(pid); {
 		case err != nil:
 			return fmt.Errorf("pause process %d: %w", pid, err)
-		case still:
+		case allStopped:
 			return nil
 		}
 	}
-	return fmt.Errorf("pause process %d: it has not stopped within %v", pid, most)
+	return fmt.Errorf("pause process %d: it has not stopped within %v", pid, pauseTimeout)
 }
 
-// Resume lets a paused process go on. It fails if there is no such process any more.
+// Resume continues a paused process. It fails if the process has ended.
 func Resume(pid int) error {
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		return fmt.Errorf("resume process %d: %w", pid, err)
@@ -88,14 +90,14 @@ func Resume(pid int) error {
 	return nil
 }
 
-// stopped reports whether all threads of a process stand still.
+// stopped reports whether all threads of a process are stopped.
 func stopped(pid int) (bool, error) {
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil || len(stats) == 0 {
 		return false, errors.Join(os.ErrProcessDone, err)
 	}
 	for _, path := range stats {
-		text, _ := os.ReadFile(path) // nothing, of a thread that has just ended: look again
+		text, _ := os.ReadFile(path) // empty for a thread that has just ended, which counts as not stopped
 		switch state(string(text)) {
 		case 'T', 't':
 		case 'Z', 'X':
@@ -107,8 +109,8 @@ func stopped(pid int) (bool, error) {
 	return true, nil
 }
 
-// state returns the letter for the state of a thread from its line in /proc. The name before it is in parentheses and may
-// contain anything.
+// state returns the letter for the state of a thread from its stat line in /proc. The name before
+// it is in parentheses and may contain anything.
 func state(stat string) byte {
 	_, after, ok := strings.Cut(stat[strings.LastIndexByte(stat, ')')+1:], " ")
 	if !ok || after == "" {

@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// redis is a Redis server that keeps nothing: killed and started again it is empty.
+// redis is a Redis server without persistence: it is empty after a restart.
 type redis struct{}
 
 func (redis) port() int { return 6379 }
 
-func (redis) room() string { return "" }
+func (redis) diskSize() string { return "" }
 
 func (redis) configure(*Server) error { return nil }
 
@@ -34,13 +34,13 @@ func (redis) command(s *Server) (string, []string, error) {
 	}, nil
 }
 
-func (redis) standing(ctx context.Context, s *Server) (standing, error) {
-	_, err := redisSays(ctx, s, "PING")
-	return standing{leads: len(s.cluster.servers) == 1}, err
+func (redis) leadership(ctx context.Context, s *Server) (leadership, error) {
+	_, err := redisDo(ctx, s, "PING")
+	return leadership{leads: len(s.cluster.servers) == 1}, err
 }
 
 func (redis) versions(ctx context.Context, s *Server) map[string]string {
-	text, err := redisSays(ctx, s, "INFO server")
+	text, err := redisDo(ctx, s, "INFO server")
 	if err != nil {
 		return nil
 	}
@@ -49,15 +49,15 @@ func (redis) versions(ctx context.Context, s *Server) map[string]string {
 	return map[string]string{"redis": version}
 }
 
-// redisTime asks the server what time it is.
+// redisTime returns the server's time.
 func redisTime(ctx context.Context, s *Server) (time.Time, error) {
-	text, err := redisSays(ctx, s, "TIME")
+	text, err := redisDo(ctx, s, "TIME")
 	if err != nil {
 		return time.Time{}, err
 	}
 	fields := strings.Fields(text)
 	if len(fields) != 2 {
-		return time.Time{}, fmt.Errorf("%s says that it is %q", s, text)
+		return time.Time{}, fmt.Errorf("%s: unexpected reply to TIME: %q", s, text)
 	}
 	seconds, err := strconv.ParseInt(fields[0], 10, 64)
 	if err != nil {
@@ -67,8 +67,9 @@ func redisTime(ctx context.Context, s *Server) (time.Time, error) {
 	return time.Unix(seconds, micros*1000), err
 }
 
-// redisSays returns the answer to a command: one string, or the strings of an array with line ends between them.
-func redisSays(ctx context.Context, s *Server, command string) (string, error) {
+// redisDo sends a command and returns the reply: a string, or the strings of an array joined by
+// newlines.
+func redisDo(ctx context.Context, s *Server, command string) (string, error) {
 	conn, err := dial(ctx, s)
 	if err != nil {
 		return "", err
@@ -77,18 +78,18 @@ func redisSays(ctx context.Context, s *Server, command string) (string, error) {
 	if _, err := io.WriteString(conn, command+"\r\n"); err != nil {
 		return "", err
 	}
-	return readRedis(bufio.NewReader(conn))
+	return readReply(bufio.NewReader(conn))
 }
 
-func readRedis(r *bufio.Reader) (string, error) {
+func readReply(r *bufio.Reader) (string, error) {
 	line, err := r.ReadString('\n')
 	if err != nil {
 		return "", err
 	}
 	line = strings.TrimSuffix(line, "\r\n")
-	sort, rest := line[:min(1, len(line))], line[min(1, len(line)):]
-	n, _ := strconv.Atoi(rest) // zero where there is no number
-	switch sort {
+	kind, rest := line[:min(1, len(line))], line[min(1, len(line)):]
+	n, _ := strconv.Atoi(rest) // zero if rest is not a number
+	switch kind {
 	case "+", ":":
 		return rest, nil
 	case "$":
@@ -98,7 +99,7 @@ func readRedis(r *bufio.Reader) (string, error) {
 	case "*":
 		var all []string
 		for range n {
-			one, err := readRedis(r)
+			one, err := readReply(r)
 			if err != nil {
 				return "", err
 			}
@@ -106,11 +107,11 @@ func readRedis(r *bufio.Reader) (string, error) {
 		}
 		return strings.Join(all, "\n"), nil
 	default:
-		return "", fmt.Errorf("redis answers %s", line)
+		return "", fmt.Errorf("redis replied %s", line)
 	}
 }
 
-// dial connects with the server, for as long as ctx allows.
+// dial connects to the server. The deadline of ctx is that of the connection.
 func dial(ctx context.Context, s *Server) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr())
 	if err != nil {

@@ -22,17 +22,17 @@ import (
 
 // Server is one server of a [Cluster]. It is safe for concurrent use.
 type Server struct {
-	cluster *Cluster
-	number  int // 1, 2 and so on
-	name    string
-	node    *Node
-	dir     string // its data and configuration, in a file system of its own if it keeps data on disk
-	clock   *clockshim.Clock
-	proxy   *tcpproxy.Proxy
-	full    atomic.Bool // its disk is, so that it may end of that
+	cluster  *Cluster
+	number   int // 1, 2 and so on
+	name     string
+	node     *Node
+	dir      string // its data and configuration; its own file system if it keeps data on disk
+	clock    *clockshim.Clock
+	proxy    *tcpproxy.Proxy
+	diskFull atomic.Bool // whether FillDisk has filled its disk, which may make it end
 
 	mu      sync.Mutex
-	process *process // the last one started
+	process *process // the latest
 }
 
 func (c *Cluster) newServer(number int) (*Server, error) {
@@ -44,25 +44,27 @@ func (c *Cluster) newServer(number int) (*Server, error) {
 	return &Server{cluster: c, number: number, name: name, node: node, dir: filepath.Join(c.dir, name)}, nil
 }
 
-// prepare makes everything ready that the server needs, when all servers have their nodes.
+// prepare creates the server's directory, proxy and configuration, after all servers have their
+// nodes.
 func (s *Server) prepare(proxied bool) (err error) {
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return err
 	}
-	runs := s.cluster.kind.runs
-	if size := runs.room(); size != "" {
-		if err := mountMemory(s.dir, size); err != nil {
+	software := s.cluster.kind.software
+	if size := software.diskSize(); size != "" {
+		if err := mountTmpfs(s.dir, size); err != nil {
 			return err
 		}
 	}
 	if proxied {
-		// The observer's address is outside of all faults, but clients reach the proxy on the server's node.
-		s.proxy, err = tcpproxy.New(s.Addr(), func() (net.Listener, error) { return s.node.listen(runs.port() + 10000) })
+		// The proxy connects from the observer's address, which no fault affects. But clients reach
+		// it on the server's node.
+		s.proxy, err = tcpproxy.New(s.Addr(), func() (net.Listener, error) { return s.node.listen(software.port() + 10000) })
 		if err != nil {
 			return err
 		}
 	}
-	return runs.configure(s)
+	return software.configure(s)
 }
 
 // Name returns the server's name: "s1", "s2" and so on.
@@ -73,13 +75,13 @@ func (s *Server) Node() *Node { return s.node }
 
 // Addr returns the server's own address, as host:port. It never changes.
 func (s *Server) Addr() string {
-	return net.JoinHostPort(s.node.IP(), strconv.Itoa(s.cluster.kind.runs.port()))
+	return net.JoinHostPort(s.node.IP(), strconv.Itoa(s.cluster.kind.software.port()))
 }
 
 // Proxy returns the proxy through which clients reach the server, nil unless [Options.Proxies] was set.
 func (s *Server) Proxy() *tcpproxy.Proxy { return s.proxy }
 
-// Pid returns the id of the server's process, or of the last one if it does not run.
+// Pid returns the id of the server's process, or of its last one if it does not run.
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,19 +95,20 @@ func (s *Server) Running() bool {
 	return s.process != nil && s.process.running()
 }
 
-// Start starts the server again, after [Server.Kill] or when it has ended by itself, with the data that it had; Redis has
-// none then. It does not wait until the server serves: alone it may not be able to. See [Server.AwaitReady].
+// Start starts the server again, after [Server.Kill] or after it has ended by itself, with its
+// data; Redis is empty then. It does not wait until the server is ready, which may need other
+// servers. See [Server.AwaitReady].
 func (s *Server) Start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process != nil && s.process.running() {
-		return fmt.Errorf("%s runs already", s)
+		return fmt.Errorf("%s is already running", s)
 	}
-	path, args, err := s.cluster.kind.runs.command(s)
+	path, args, err := s.cluster.kind.software.command(s)
 	if err != nil {
 		return err
 	}
-	log, err := os.OpenFile(s.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -118,52 +121,53 @@ func (s *Server) Start() error {
 	if s.process, err = s.cluster.network.launch(cmd); err != nil {
 		return fmt.Errorf("start %s: %w", s, err)
 	}
-	go s.watch(s.process)
+	go s.reportCrash(s.process)
 	return nil
 }
 
-// watch waits for the end of the server's process, and tells of it unless it was to be expected.
-func (s *Server) watch(p *process) {
+// reportCrash waits for the end of the server's process, and reports it unless it was expected.
+func (s *Server) reportCrash(p *process) {
 	<-p.done
-	if p.killed.Load() || s.full.Load() {
+	if p.killed.Load() || s.diskFull.Load() {
 		return
 	}
 	select {
-	case s.cluster.crashed <- fmt.Errorf("%s has ended by itself: %s; it said last:\n%s", s, p.cmd.ProcessState, tail(s.log(), 2<<10)):
-	default: // another one has, before
+	case s.cluster.crashed <- fmt.Errorf("%s has ended unexpectedly: %s; end of its output:\n%s", s, p.cmd.ProcessState, tail(s.logPath(), 2<<10)):
+	default: // an earlier crash has not been received
 	}
 }
 
-// AwaitReady waits until the server serves, for three minutes at most, which only one that is broken takes on however busy a machine,
-// and no longer than ctx allows. The error has the
-// last of what the server has said.
+// AwaitReady waits until the server is ready, for up to three minutes and until ctx ends. Only a
+// broken server needs three minutes, however busy the machine. The error contains the end of the
+// server's output.
 func (s *Server) AwaitReady(ctx context.Context) error {
-	const most = 3 * time.Minute
-	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("it has not been ready for %v", most))
+	const readyTimeout = 3 * time.Minute
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready within %v", readyTimeout))
 	defer cancel()
 	s.mu.Lock()
 	ended := s.process.done
 	s.mu.Unlock()
-	// Polling, because the servers have no event for that.
+	// It polls because the servers have no event for that.
 	for {
-		once, cancel := context.WithTimeout(ctx, 5*time.Second)
-		_, err := s.cluster.kind.runs.standing(once, s)
+		requestCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		_, err := s.cluster.kind.software.leadership(requestCtx, s)
 		cancel()
 		if err == nil {
 			return nil
 		}
 		select {
 		case <-ended:
-			return fmt.Errorf("%s has ended: it said last:\n%s", s, tail(s.log(), 2<<10))
+			return fmt.Errorf("%s has ended; end of its output:\n%s", s, tail(s.logPath(), 2<<10))
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w: %w; it said last:\n%s", s, context.Cause(ctx), err, tail(s.log(), 2<<10))
+			return fmt.Errorf("%s: %w: %w; end of its output:\n%s", s, context.Cause(ctx), err, tail(s.logPath(), 2<<10))
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// Kill ends the server with SIGKILL, paused or not, and returns when it is gone. Its data stay, but Redis keeps none. That
-// it had ended before is no error.
+// Kill kills the server with SIGKILL, even if it is paused, and returns when it has ended. Its data
+// remain, except for Redis, which has no persistence. It returns nil if the server had ended
+// before.
 func (s *Server) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,38 +177,39 @@ func (s *Server) Kill() error {
 	return s.process.kill()
 }
 
-// Pause stops the server (SIGSTOP) until [Server.Resume]. Its connections stay open, and the system accepts new ones for it.
+// Pause stops the server (SIGSTOP) until [Server.Resume]. Its connections remain open, and the
+// kernel accepts new ones for it.
 func (s *Server) Pause() error { return Pause(s.Pid()) }
 
-// Resume lets a paused server go on.
+// Resume continues a paused server.
 func (s *Server) Resume() error { return Resume(s.Pid()) }
 
-// Leads reports whether the server says that it leads; it may be mistaken, unlike [Cluster.Leader]. A server that does not
-// answer before ctx ends does not lead.
+// Leads reports whether the server says that it leads, which may be wrong, unlike [Cluster.Leader].
+// It returns false for a server that does not reply before ctx ends.
 func (s *Server) Leads(ctx context.Context) bool {
-	st, err := s.cluster.kind.runs.standing(ctx, s)
+	st, err := s.cluster.kind.software.leadership(ctx, s)
 	return err == nil && st.leads
 }
 
-// FillDisk leaves no room in the file system of the server's data until [Server.FreeDisk]. It fails if the server keeps
-// none.
+// FillDisk fills the file system of the server's data until [Server.FreeDisk]. It fails if the
+// server keeps nothing on disk.
 func (s *Server) FillDisk() error {
-	if s.cluster.kind.runs.room() == "" {
+	if s.cluster.kind.software.diskSize() == "" {
 		return fmt.Errorf("%s keeps nothing on disk", s)
 	}
-	f, err := os.Create(s.filler())
+	f, err := os.Create(s.fillerPath())
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	s.full.Store(true)
+	s.diskFull.Store(true)
 	return s.fill(f)
 }
 
-// fill makes a file as large as there is room for.
+// fill makes a file as large as the free space.
 func (s *Server) fill(f *os.File) error {
 	size := int64(0)
-	for range 100 { // the server may be quicker, now and then
+	for range 100 { // the server may free space, or use it, in between
 		var fs unix.Statfs_t
 		if err := unix.Statfs(s.dir, &fs); err != nil {
 			return err
@@ -220,13 +225,14 @@ func (s *Server) fill(f *os.File) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%s makes room as fast as it is taken away", s)
+	return fmt.Errorf("%s frees space as fast as it is filled", s)
 }
 
-// FreeDisk undoes [Server.FillDisk], also one that has failed. A server that has ended for lack of room is not started again;
-// FreeDisk gives one that is about to end of it a moment to do so.
+// FreeDisk undoes [Server.FillDisk], even one that has failed. It does not restart a server that
+// has ended because of the full disk. It waits a moment for a server that is about to end because
+// of that.
 func (s *Server) FreeDisk() error {
-	if err := os.Remove(s.filler()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(s.fillerPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	s.mu.Lock()
@@ -236,33 +242,34 @@ func (s *Server) FreeDisk() error {
 	case <-ended:
 	case <-time.After(300 * time.Millisecond):
 	}
-	s.full.Store(false)
+	s.diskFull.Store(false)
 	return nil
 }
 
-func (s *Server) filler() string { return filepath.Join(s.dir, "filler") }
+func (s *Server) fillerPath() string { return filepath.Join(s.dir, "filler") }
 
-// SetClock sets the server's wall clock so much ahead of the machine's or, if ahead is negative, behind it, and returns when
-// the server has seen that. It fails if the server has no clock of its own: see [Options.Clocks].
+// SetClock sets the server's wall clock ahead of the machine's clock by this offset or, if
+// negative, behind it. It returns when the server uses the new time. It fails if the server does
+// not have its own clock: see [Options.Clocks].
 func (s *Server) SetClock(ctx context.Context, ahead time.Duration) error {
 	if s.clock == nil {
-		return fmt.Errorf("%s has no clock of its own", s)
+		return fmt.Errorf("%s does not have its own clock", s)
 	}
 	if err := s.clock.Set(ahead); err != nil {
 		return err
 	}
-	// A moment passes until the server looks at its clock again.
+	// It takes a moment until the server reads its clock again.
 	for {
 		asked := time.Now()
 		now, err := redisTime(ctx, s)
-		// It looked at its clock at some time between our asking and its answer.
-		const exact = time.Second / 4
-		if err == nil && now.Add(-ahead).After(asked.Add(-exact)) && now.Add(-ahead).Before(time.Now().Add(exact)) {
+		// The server read its clock between the request and the reply.
+		const tolerance = time.Second / 4
+		if err == nil && now.Add(-ahead).After(asked.Add(-tolerance)) && now.Add(-ahead).Before(time.Now().Add(tolerance)) {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%s does not see its new clock: %w", s, context.Cause(ctx)), err)
+			return errors.Join(fmt.Errorf("%s does not use its new time: %w", s, context.Cause(ctx)), err)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -271,14 +278,14 @@ func (s *Server) SetClock(ctx context.Context, ahead time.Duration) error {
 // String returns the kind and the name of the server, for messages.
 func (s *Server) String() string { return s.cluster.kind.name + "/" + s.name }
 
-func (s *Server) log() string { return filepath.Join(s.cluster.dir, s.name+".log") }
+func (s *Server) logPath() string { return filepath.Join(s.cluster.dir, s.name+".log") }
 
 func (s *Server) close() error {
 	errs := []error{s.Kill()}
 	if s.proxy != nil {
 		s.proxy.Close()
 	}
-	if s.cluster.kind.runs.room() != "" {
+	if s.cluster.kind.software.diskSize() != "" {
 		if err := unix.Unmount(s.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", s.dir, err))
 		}

@@ -10,14 +10,16 @@ import (
 	"testing"
 )
 
-// here is the site that the tests run in; nil if the machine has none for us, for the reason why.
+// testSite is the site of the tests. It is nil if the machine cannot provide one, for the reason
+// errSite.
 var (
-	here *Site
-	why  error
+	testSite *Site
+	errSite  error
 )
 
-// need ends a test that the machine cannot run: it fails if STILE_TEST_REQUIRE has the word "all", else it is skipped.
-func need(t *testing.T, err error) {
+// checkAvailable skips a test if err is not nil, because the machine cannot run the test. If
+// STILE_TEST_REQUIRE contains "all", the test fails instead.
+func checkAvailable(t *testing.T, err error) {
 	t.Helper()
 	switch {
 	case err == nil:
@@ -28,11 +30,11 @@ func need(t *testing.T, err error) {
 	}
 }
 
-// newNetwork returns a network that ends with the test.
+// newNetwork creates a network that is closed after the test.
 func newNetwork(t *testing.T) *Network {
 	t.Helper()
-	need(t, why)
-	n, err := here.Network()
+	checkAvailable(t, errSite)
+	n, err := testSite.Network()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,19 +62,19 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestTheSiteHasANetworkAndFilesOfItsOwn(t *testing.T) {
-	need(t, why)
+func TestEnter_privateNetworkAndFiles(t *testing.T) {
+	checkAvailable(t, errSite)
 	links, err := net.Interfaces()
 	must(t, err)
 	if len(links) != 1 || links[0].Name != "lo" || links[0].Flags&net.FlagUp == 0 {
-		t.Errorf("there are %v, want a loopback that is up, and nothing else", links)
+		t.Errorf("got links %v, want only a loopback that is up", links)
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	must(t, err)
-	if !strings.Contains(string(mounts), "stile-torture "+here.Dir()+" tmpfs ") {
-		t.Errorf("no memory is mounted at %s:\n%s", here.Dir(), mounts)
+	if !strings.Contains(string(mounts), "stile-torture "+testSite.Dir()+" tmpfs ") {
+		t.Errorf("no tmpfs is mounted at %s:\n%s", testSite.Dir(), mounts)
 	}
-	if os.Getenv(marker) != "" {
-		t.Errorf("children would believe that they are inside: %s is set", marker)
+	if os.Getenv(outsideVar) != "" {
+		t.Errorf("%s is set, so children would believe that they are inside", outsideVar)
 	}
 }

@@ -14,23 +14,23 @@ import (
 	"strings"
 )
 
-// zookeeper is a ZooKeeper server of Debian's package libzookeeper-java. Servers give each other up after four seconds, or, as
-// shipped, ten.
+// zookeeper is a ZooKeeper server of Debian's package libzookeeper-java. A server considers another
+// one dead after four seconds, or ten with the ticks as shipped.
 type zookeeper struct{}
 
-// jars is where Debian puts Java's libraries.
+// jars is Debian's directory of Java libraries.
 const jars = "/usr/share/java"
 
 func (zookeeper) port() int { return 2181 }
 
-func (zookeeper) room() string { return "512m" }
+func (zookeeper) diskSize() string { return "512m" }
 
 func (zookeeper) configure(s *Server) error {
-	times := []string{"tickTime=250", "initLimit=40", "syncLimit=16", "minSessionTimeout=1000", "maxSessionTimeout=60000"}
+	timing := []string{"tickTime=250", "initLimit=40", "syncLimit=16", "minSessionTimeout=1000", "maxSessionTimeout=60000"}
 	if s.cluster.shipped {
-		times = []string{"tickTime=2000", "initLimit=10", "syncLimit=5"}
+		timing = []string{"tickTime=2000", "initLimit=10", "syncLimit=5"}
 	}
-	lines := append(times,
+	lines := append(timing,
 		"dataDir="+s.dir,
 		"clientPort=2181",
 		"clientPortAddress="+s.node.IP(),
@@ -54,7 +54,7 @@ func (zookeeper) command(s *Server) (string, []string, error) {
 	if err != nil {
 		return "", nil, fmt.Errorf("%w: java: run `make servers`", ErrMissing)
 	}
-	// The jar's manifest names what it needs itself; what TLS needs beside that, it forgets.
+	// The manifest of the jar lists its dependencies, except for some that TLS needs.
 	path := []string{"zookeeper", "slf4j-simple", "netty-codec", "netty-resolver", "netty-transport-native-unix-common"}
 	for i, jar := range path {
 		path[i] = filepath.Join(jars, jar+".jar")
@@ -63,24 +63,24 @@ func (zookeeper) command(s *Server) (string, []string, error) {
 		}
 	}
 	return java, []string{
-		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // they start in half the time
-		"-XX:-UsePerfData", // a file in /tmp, which would stay there
+		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // they halve the start time
+		"-XX:-UsePerfData", // its file in /tmp would remain
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 		"-cp", strings.Join(path, ":"),
 		"org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(s.dir, "zoo.cfg"),
 	}, nil
 }
 
-func (zookeeper) standing(ctx context.Context, s *Server) (standing, error) {
+func (zookeeper) leadership(ctx context.Context, s *Server) (leadership, error) {
 	state, err := zookeeperState(ctx, s)
 	if err != nil {
-		return standing{}, err
+		return leadership{}, err
 	}
 	zxid, err := strconv.ParseUint(state["Zxid"], 0, 64)
 	if err != nil {
-		return standing{}, errors.New("it does not serve")
+		return leadership{}, errors.New("not serving")
 	}
-	return standing{leads: state["Mode"] != "follower", term: zxid >> 32}, nil
+	return leadership{leads: state["Mode"] != "follower", term: zxid >> 32}, nil
 }
 
 func (zookeeper) versions(ctx context.Context, s *Server) map[string]string {
@@ -94,7 +94,7 @@ func (zookeeper) versions(ctx context.Context, s *Server) map[string]string {
 	return versions
 }
 
-// zookeeperState asks a server for its state: names and values.
+// zookeeperState asks a server for its state, as names and values.
 func zookeeperState(ctx context.Context, s *Server) (map[string]string, error) {
 	conn, err := dial(ctx, s)
 	if err != nil {

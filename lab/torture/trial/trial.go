@@ -111,7 +111,7 @@ func (r *run) run(ctx context.Context) (string, error) {
 	defer r.cluster.Close()
 	ctx, cancel := r.cancelOnCrash(ctx)
 	defer cancel()
-	if r.observer, err = observer.Open(r.Target.store(), r.cluster.Direct(), prefix, r.Target.token); err != nil {
+	if r.observer, err = observer.Open(r.Target.store(), r.cluster.DirectAddrs(), prefix, r.Target.token); err != nil {
 		return "", err
 	}
 	defer r.observer.Close()
@@ -238,7 +238,7 @@ func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 	runFaults := func(d time.Duration, faults []nemesis.Fault) {
 		ctx, cancel := context.WithTimeout(ctx, d)
 		defer cancel()
-		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, Struck: strikes})
+		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, PriorStrikes: strikes})
 	}
 	runFaults(r.For, r.faults)
 	for end := time.Now().Add(busyMargin); time.Now().Before(end) && ctx.Err() == nil; {

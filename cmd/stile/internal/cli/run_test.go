@@ -129,7 +129,7 @@ func TestRun_killAfterUnderStoreTerms(t *testing.T) {
 		if got, err := r.killAfterUnder(hold.Terms()); err != nil || got != tt.longest {
 			t.Errorf("%T: the longest possible: %v, %v", tt.st, got, err)
 		}
-		// The lock is held: whoever waited for it would wait for ever.
+		// The lock is held, so a waiter would never get it.
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		r.killAfter++

@@ -13,7 +13,7 @@ func newShow(stdio Stdio) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:        "show [flags] NAME",
-		Short:      "Show who holds a lock, and who waits for it",
+		Short:      "Show the holders of a lock, and its waiters",
 		SuggestFor: []string{"status", "info", "get", "who", "state"},
 		Long: `Show the holders of the lock NAME and its waiters, in order, with everything known about
 them. A free lock is not an error.
