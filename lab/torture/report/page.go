@@ -11,12 +11,12 @@ import (
 )
 
 //go:embed page.html
-var pageText string
+var pageTemplate string
 
-var page = template.Must(template.New("page").Parse(pageText))
+var page = template.Must(template.New("page").Parse(pageTemplate))
 
-// Page writes a verdict as one HTML file that needs nothing else: the figures, the violations, and a timeline of who waited
-// and held when, and where the faults struck.
+// Page writes a verdict as one HTML file that needs no other files: the figures, the violations,
+// and a timeline of waits, holds and faults.
 func Page(out io.Writer, v *verdict.Verdict) error {
 	timeline := struct {
 		Begin, End int64
@@ -25,14 +25,14 @@ func Page(out io.Writer, v *verdict.Verdict) error {
 		Strikes    []verdict.Strike
 		Stale      []verdict.StaleWrite
 		Violations []verdict.Violation
-	}{v.Begin, v.End, holds(v), inVain(v), v.Strikes, v.Writes, v.Violations}
-	data, err := json.Marshal(timeline) // which escapes what could end a script
+	}{v.Begin, v.End, holds(v), waitsWithoutLock(v), v.Strikes, v.Writes, v.Violations}
+	data, err := json.Marshal(timeline) // escapes characters that could end the script
 	if err != nil {
 		return err
 	}
 	table := rows(v, false)
 	for i, r := range table {
-		table[i] = r[2 : len(r)-1] // the page's title has the others
+		table[i] = r[2 : len(r)-1] // the page's title has the other columns
 	}
 	return page.Execute(out, map[string]any{
 		"V": v, "Summary": Summary(v), "Headings": headings[2 : len(headings)-1], "Rows": table, "Figures": figures(v),
@@ -40,7 +40,7 @@ func Page(out io.Writer, v *verdict.Verdict) error {
 	})
 }
 
-// A hold has its token as a string: JavaScript's numbers are not exact enough.
+// A hold has its token as a string, because JavaScript's numbers are not exact enough.
 type hold struct {
 	*verdict.Hold
 
@@ -55,7 +55,8 @@ func holds(v *verdict.Verdict) []hold {
 	return all
 }
 
-// A wait is one that ended without the lock. The others are in the holds.
+// A wait is a call that waited and did not acquire the lock. The other waits are shown with the
+// holds.
 type wait struct {
 	Lock   string `json:"lock"`
 	Grant  string `json:"grant"`
@@ -64,7 +65,7 @@ type wait struct {
 	To     int64  `json:"to"`
 }
 
-func inVain(v *verdict.Verdict) []wait {
+func waitsWithoutLock(v *verdict.Verdict) []wait {
 	var all []wait
 	for _, w := range v.Waits {
 		if !w.Granted {

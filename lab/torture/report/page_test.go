@@ -10,8 +10,8 @@ import (
 	"github.com/stilelock/stile/lab/torture/verdict"
 )
 
-// told is a page about two holds that overlap, a wait in vain and a fault.
-func told(t *testing.T) string {
+// testPage returns a page with two holds that overlap, a wait without the lock, and a fault.
+func testPage(t *testing.T) string {
 	t.Helper()
 	v := verdict.Judge(&history.History{
 		Run: history.Run{Target: "stile@etcd", Workload: "hot", Faults: "evict", TTL: 1000, Versions: map[string]string{"etcd": "1"}},
@@ -33,31 +33,31 @@ func told(t *testing.T) string {
 }
 
 func TestPage_selfContained(t *testing.T) {
-	if found := regexp.MustCompile(`https?:|src=|href=|@import|url\(`).FindString(told(t)); found != "" {
-		t.Errorf("it has %q", found)
+	if found := regexp.MustCompile(`https?:|src=|href=|@import|url\(`).FindString(testPage(t)); found != "" {
+		t.Errorf("got %q in the page, want no reference to another file", found)
 	}
 }
 
 func TestPage_contents(t *testing.T) {
-	page := told(t)
+	page := testPage(t)
 	for what, text := range map[string]string{
-		"a hold, with a token that no float64 is": `"grant":"w1.1","worker":"w1"`,
-		"its token":     `"token":"9007199254740993"`,
-		"a wait":        `{"lock":"l","grant":"w3.1","worker":"w3","call":2,"to":40}`,
-		"a violation":   `"rule":"overlap","lock":"l","at":30`,
-		"the table":     `<td>evict<td>1<td>1`,
-		"the summary":   `1 conceded`,
-		"the version":   `etcd 1`,
-		"other figures": `acquisitions of one worker`,
+		"a hold":              `"grant":"w1.1","worker":"w1"`,
+		"its token":           `"token":"9007199254740993"`, // not exact as a float64
+		"a wait":              `{"lock":"l","grant":"w3.1","worker":"w3","call":2,"to":40}`,
+		"a violation":         `"rule":"overlap","lock":"l","at":30`,
+		"the table":           `<td>evict<td>1<td>1`,
+		"the summary":         `1 conceded`,
+		"the version of etcd": `etcd 1`,
+		"the other figures":   `acquisitions per worker`,
 	} {
 		if !strings.Contains(page, text) {
-			t.Errorf("%s is not there: no %s", what, text)
+			t.Errorf("%s is missing: want %s", what, text)
 		}
 	}
 }
 
 func TestPage_escapesScripts(t *testing.T) {
-	if strings.Contains(told(t), "alert(1)</script>") {
-		t.Error("what a fault says ends the script")
+	if strings.Contains(testPage(t), "alert(1)</script>") {
+		t.Error("the text of a fault ends the script")
 	}
 }

@@ -1,4 +1,4 @@
-// Package report shows verdicts to people: as a table, and as a page with a timeline to zoom.
+// Package report shows verdicts: as a table, and as a page with a timeline that zooms.
 package report
 
 import (
@@ -13,9 +13,10 @@ import (
 	"github.com/stilelock/stile/lab/torture/verdict"
 )
 
-// Table writes one row for each kind of fault of each verdict, and one for the whole of it, as Markdown that is as readable
-// where nothing renders it. What a target's interface does not offer is "n/a", never 0; zero damage comes with the largest rate,
-// in 95 of 100 cases, that it leaves possible: 3 in so many strikes. A brief table has only the rows for the whole.
+// Table writes a Markdown table with one row for each kind of fault of each verdict, and one for
+// the whole verdict. It is aligned, so that it can be read without rendering. A figure that the
+// target's interface does not offer is "n/a", never 0. A brief table has only the rows for whole
+// verdicts. For zero damage see [FormatCount].
 func Table(out io.Writer, brief bool, verdicts ...*verdict.Verdict) error {
 	table := [][]string{headings}
 	for _, v := range verdicts {
@@ -29,8 +30,9 @@ var headings = []string{
 	"stale, unfenced", "stale, fenced", "refused", "lost updates", "longest gap", "verdict",
 }
 
-// FaultTable writes a table with a row for each kind of fault and a column for each verdict: how often the fault struck, and in
-// parentheses how often a holder or a leader; the longest gap; and the overlaps, if there were any.
+// FaultTable writes a table with a row for each kind of fault and a column for each verdict: how
+// often the fault struck, in parentheses how often it struck a holder or a leader; the longest gap;
+// and the overlaps, if any.
 func FaultTable(out io.Writer, verdicts ...*verdict.Verdict) error {
 	faults := map[string]bool{}
 	heads := []string{"fault"}
@@ -65,23 +67,24 @@ func faultCell(v *verdict.Verdict, name string) string {
 	return "–"
 }
 
-// rows are those of one verdict: for each kind of fault unless they are to be brief, and for the whole.
+// rows returns the rows of one verdict: one for each kind of fault, unless brief, and one for the
+// whole verdict.
 func rows(v *verdict.Verdict, brief bool) [][]string {
-	var some [][]string
-	all := verdict.FaultFigures{
+	var table [][]string
+	total := verdict.FaultFigures{
 		Name: "all", Acquisitions: v.Figures.Acquisitions, HandOvers: v.Figures.HandOvers, Damage: v.Figures.Damage,
 		LongestGap: v.Figures.LongestGap,
 	}
 	if v.Run.Faults == "none" {
-		all.Name = v.Run.Faults
+		total.Name = v.Run.Faults
 	}
 	for _, f := range v.Faults {
-		all.Strikes, all.OnHolder, all.OnLeader = all.Strikes+f.Strikes, all.OnHolder+f.OnHolder, all.OnLeader+f.OnLeader
+		total.Strikes, total.OnHolder, total.OnLeader = total.Strikes+f.Strikes, total.OnHolder+f.OnHolder, total.OnLeader+f.OnLeader
 		if !brief {
-			some = append(some, row(v, f, ""))
+			table = append(table, row(v, f, ""))
 		}
 	}
-	return append(some, row(v, all, Summary(v)))
+	return append(table, row(v, total, Summary(v)))
 }
 
 func row(v *verdict.Verdict, f verdict.FaultFigures, summary string) []string {
@@ -96,16 +99,17 @@ func row(v *verdict.Verdict, f verdict.FaultFigures, summary string) []string {
 	}
 }
 
-// FormatCount is a count of damage with, for zero, the largest rate that it leaves possible in 95 of 100 cases, in so many strikes;
-// without strikes there is none.
-func FormatCount(count, of int) string {
-	if count > 0 || of == 0 {
+// FormatCount formats a count of damage. Beside a zero it shows the largest rate that this leaves
+// possible in 95 of 100 cases: 3 divided by the number of strikes; without strikes it shows none.
+func FormatCount(count, strikes int) string {
+	if count > 0 || strikes == 0 {
 		return fmt.Sprint(count)
 	}
-	return fmt.Sprintf("0 (< %.2g)", 3/float64(of))
+	return fmt.Sprintf("0 (< %.2g)", 3/float64(strikes))
 }
 
-// Summary is a verdict in a few words.
+// Summary returns the verdict in a few words: the broken rules, or "ok", and the number of conceded
+// violations.
 func Summary(v *verdict.Verdict) string {
 	broken := v.Broken()
 	var parts []string
@@ -128,7 +132,7 @@ func conceded(v verdict.Violation) string {
 	return " (conceded under " + v.Conceded + ")"
 }
 
-// markdown writes an aligned table.
+// markdown writes an aligned Markdown table.
 func markdown(out io.Writer, rows [][]string) error {
 	widths := make([]int, len(rows[0]))
 	for _, r := range rows {
@@ -154,19 +158,20 @@ func markdown(out io.Writer, rows [][]string) error {
 	return err
 }
 
-// figures are those that are not in the table, in lines of words.
+// figures returns lines of text with the figures that are not in the table.
 func figures(v *verdict.Verdict) []string {
 	f := v.Figures
-	lines := []string{fmt.Sprintf("%d workers, %d locks; calls that gave up %d, failed %d, unknown %d; acquisitions of one worker %d to %d",
+	lines := []string{fmt.Sprintf("%d workers, %d locks; calls: %d gave up, %d failed, %d with an unknown outcome; acquisitions per worker: %d to %d",
 		f.Workers, f.Locks, f.GaveUp, f.Failed, f.Unknown, f.MinPerWorker, f.MaxPerWorker)}
 	if f.Lost > 0 {
-		lines = append(lines, fmt.Sprintf("%d holds lost, %d of them removed by the store while they were valid; told %v (p50), %v (p99) after the observer saw it",
+		lines = append(lines, fmt.Sprintf("%d holds lost, %d of them removed by the store while they were valid; holders notified %v (p50), %v (p99) after the observer saw it",
 			f.Lost, f.RemovedEarly, f.NotifiedP50.Round(time.Millisecond), f.NotifiedP99.Round(time.Millisecond)))
 	}
 	return lines
 }
 
-// Text writes a verdict for a person: the table, the violations (no more than five of each rule), and the other figures.
+// Text writes a verdict for the terminal: the table, the violations, at most five of each rule, and
+// the other figures.
 func Text(out io.Writer, v *verdict.Verdict) error {
 	if err := Table(out, false, v); err != nil {
 		return err
@@ -187,7 +192,7 @@ func Text(out io.Writer, v *verdict.Verdict) error {
 		}
 	}
 	if len(v.Violations) == 0 {
-		b.WriteString("no rule was broken\n")
+		b.WriteString("no violations\n")
 	}
 	_, err := io.WriteString(out, b.String())
 	return err

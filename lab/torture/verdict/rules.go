@@ -82,7 +82,7 @@ type Violation struct {
 // hold of one of them: see [Strike.mayHaveEnded].
 func Concessions(target string) map[string][]string {
 	exclusion := []string{RuleOverlap, RuleValidity}
-	forgetting := []string{RuleOverlap, RuleValidity, RuleGrantedTwice}
+	withDataLoss := []string{RuleOverlap, RuleValidity, RuleGrantedTwice}
 	// After the entry of a holder is deleted, the next client is admitted at the same time as the
 	// holder is notified.
 	conceded := map[string][]string{history.Evict: exclusion}
@@ -96,7 +96,7 @@ func Concessions(target string) map[string][]string {
 		// A server that has lost all data, or whose clock has jumped, has dropped its holds. The
 		// site's servers save no data, so a killed one loses it.
 		for _, fault := range []string{"restart-empty", "server-kill", "clock-jump"} {
-			conceded[fault] = forgetting
+			conceded[fault] = withDataLoss
 		}
 	}
 	return conceded
@@ -108,7 +108,7 @@ func findOverlaps(lock string, holds []*Hold) []Violation {
 	var last *Hold // of the holds so far, the one that ends last
 	for _, h := range holds {
 		if last != nil {
-			if d, yes := last.overlaps(h); yes {
+			if d, ok := last.overlaps(h); ok {
 				found = append(found, Violation{
 					Rule: RuleOverlap, Lock: lock, At: h.Return, For: time.Duration(d), Grants: []string{last.Grant, h.Grant},
 					What: fmt.Sprintf("%s was granted the lock, and %s believed for another %v that it still held it", h.Grant, last.Grant,

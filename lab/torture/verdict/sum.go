@@ -6,7 +6,8 @@ import (
 )
 
 // Sum adds up verdicts on runs of the same target with different seeds: their violations, strikes,
-// acquisitions and damage. LongestGap is the largest of their gaps. Run is that of the first verdict.
+// acquisitions and damage. LongestGap is the largest of their gaps. Run is that of the first
+// verdict.
 func Sum(verdicts ...*Verdict) *Verdict {
 	sum := &Verdict{Violations: []Violation{}}
 	rows := map[string]*FaultFigures{}
