@@ -516,8 +516,10 @@ func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state != standing || e.order > last {
-			continue // markStanding delivers its standing, and requests another read if necessary
+		if e.state != standing || e.order > last || !read.complete && e.order != last {
+			// It was not standing when the extent was chosen, so the read need not show it. markStanding
+			// delivers its standing, and requests another read if necessary.
+			continue
 		}
 		lease, there := leases[line.Entry{ID: e.key, Order: e.order}]
 		switch {
