@@ -250,6 +250,50 @@ func TestFar_ownEntryDeletedBeforeWatch(t *testing.T) {
 	l.entries[3].awaitGone(t)
 }
 
+// A session's reply for an earlier entry arrives while the session reads the end of the line for a
+// later one. The read does not show the earlier entry, which is far ahead, and not gone.
+// Promise: P5
+func TestFar_earlierEntryOfSameSession(t *testing.T) {
+	t.Parallel()
+	l := newLongLine(t, 1)
+	cli, intercept := interceptedClient(t)
+	st := newStore(t, cli, "")
+	st.SetSizes(1, 1, 1)
+	se := openSession(t, st)
+	inserted, reply, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var held, read atomic.Bool
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		err := send()
+		switch {
+		case request == "Txn" && !held.Swap(true):
+			close(inserted)
+			<-reply
+		case request == "Range" && !read.Swap(true):
+			close(reply)
+			<-returned
+		}
+		return err
+	})
+	intercept.Store(&f)
+	var earlier *testEntry
+	go func() {
+		defer close(returned)
+		var err error
+		if earlier, err = tryEnqueue(t.Context(), se, l.name, false); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-inserted
+	for range 4 {
+		enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), l.name)
+	}
+	later := enqueue(t, se, l.name)
+	<-returned
+	l.leave(t, 0)
+	earlier.await(t, store.Admitted)
+	later.checkStillWaiting(t)
+}
+
 // onWatch returns the option of a client that calls f with the key of each watch before it requests
 // the watch.
 func onWatch(f func(key string)) grpc.DialOption {
