@@ -51,15 +51,16 @@ func TestStore_conformanceOnCluster(t *testing.T) {
 	})
 }
 
-// A client follows one entry ahead of its own in a line of four entries already, as it otherwise
-// does in long ones.
-func TestStore_conformanceCrowded(t *testing.T) {
+// A wrapper that renames locks sees every operation: no extension bypasses it. Below it, a session
+// follows one entry ahead of its own in a line of four entries already, as it otherwise does in long
+// ones.
+func TestStore_conformanceRenamed(t *testing.T) {
 	t.Parallel()
 	server := server(t)
 	open := func(t *testing.T) store.Store {
 		st := newStore(t, connect(t, server.Endpoint()), "")
 		st.SetSizes(1, 2, 2)
-		return st
+		return storetest.Renamed(st, "renamed/")
 	}
 	storetest.Run(t, storetest.Harness{
 		Open:    open,
@@ -68,22 +69,5 @@ func TestStore_conformanceCrowded(t *testing.T) {
 		Brief:   3 * time.Second,
 		Grace:   30 * time.Second,
 		Without: []storetest.Ability{storetest.Cut, storetest.ExactAhead},
-	})
-}
-
-// A wrapper that renames locks sees every operation: no extension bypasses it.
-func TestStore_conformanceRenamed(t *testing.T) {
-	t.Parallel()
-	server := server(t)
-	open := func(t *testing.T) store.Store {
-		return storetest.Renamed(newStore(t, connect(t, server.Endpoint()), ""), "renamed/")
-	}
-	storetest.Run(t, storetest.Harness{
-		Open:    open,
-		Peer:    func(t *testing.T, _ store.Store) store.Store { return open(t) },
-		TTL:     time.Minute,
-		Brief:   3 * time.Second,
-		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Cut},
 	})
 }

@@ -593,7 +593,7 @@ func TestConfirm_whileManyTakesAreUnanswered(t *testing.T) {
 	for _, r := range servers {
 		eventually(t, "the masters have many unanswered requests", func() bool {
 			n, _ := r.Do("DBSIZE").AsInt64()
-			return n > 500
+			return n > 400
 		})
 	}
 	confirmed := make(chan error, 1)
