@@ -42,8 +42,14 @@ type ahead struct {
 func (s *Store) readAhead(ctx context.Context, name string, order uint64, limit int) (ahead, error) {
 	for ask := limit; ; ask *= 64 {
 		a, err := s.readAheadOnce(ctx, name, order, ask)
-		if err != nil || a.complete || len(a.entries) >= limit {
+		switch {
+		case err != nil || limit == 0:
 			return a, err
+		case len(a.entries) > limit:
+			a.entries, a.complete = slices.Clone(a.entries[:limit]), false
+			return a, nil
+		case a.complete || len(a.entries) == limit:
+			return a, nil
 		}
 		// Keys of other lines have used up the limit.
 	}

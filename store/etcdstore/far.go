@@ -22,6 +22,7 @@ func (w *lineWatch) follow(ctx context.Context) error {
 			}
 		}
 		var err error
+		w.emptyReads = 0 // none with the watch that is opened now
 		if e, ahead := w.farEntry(); e != nil {
 			err = w.watchFar(ctx, e, ahead)
 		} else {
@@ -163,7 +164,6 @@ func (w *lineWatch) watchFar(ctx context.Context, e *entry, ahead contender) (er
 			case err != nil:
 				return err
 			case left:
-				w.emptyReads = 0
 				return errWatchSilent
 			}
 			w.emptyReads++
@@ -180,7 +180,8 @@ func (w *lineWatch) farRecheckDelay() time.Duration {
 	return max(w.recheckDelay(), 8*w.session.store.times.recheckInterval)
 }
 
-// recheckFar reads the entry and the one that it follows, and reports whether the latter has left.
+// recheckFar reads the entry and the one that it follows, and reports whether the latter has left, or
+// its key is not an entry any more.
 func (w *lineWatch) recheckFar(ctx context.Context, e *entry, ahead contender) (left bool, err error) {
 	kv, at, err := w.session.readKey(ctx, e.key)
 	if err != nil {
@@ -188,5 +189,12 @@ func (w *lineWatch) recheckFar(ctx context.Context, e *entry, ahead contender) (
 	}
 	w.handleKey(e, kv, at)
 	kv, _, err = w.session.readKey(ctx, ahead.ID)
-	return err == nil && (kv == nil || uint64(kv.CreateRevision) != ahead.Order), err
+	if err != nil {
+		return false, err
+	}
+	if kv == nil || uint64(kv.CreateRevision) != ahead.Order {
+		return true, nil
+	}
+	_, _, stands := w.session.store.keys.parse(kv)
+	return !stands, nil
 }

@@ -3,6 +3,7 @@ package etcdstore_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -294,6 +295,84 @@ func TestFar_earlierEntryOfSameSession(t *testing.T) {
 	later.checkStillWaiting(t)
 }
 
+// The session watches the whole line when it joins a long line. The reply for an earlier entry of it,
+// which is admitted, arrives while it reads the end of the line for the later one. So the session
+// has two entries, and keeps watching the whole line. When the others have left, the later entry is
+// admitted.
+// Promise: P7
+func TestFar_admittedEarlierEntryOfSameSession(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	cli, intercept := interceptedClient(t)
+	st := newStore(t, cli, "")
+	times := noPollingTimes()
+	times.IdleTimeout = longInterval
+	st.SetTimes(times)
+	st.SetSizes(1, 1, 1)
+	se := openSession(t, st)
+	holder := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
+	first := enqueue(t, se, name)
+	eventually(t, "the session watches the line", func() bool { return etcdstore.LineWatched(se, name) })
+	holder.withdraw(t)
+	first.await(t, store.Admitted)
+	first.withdraw(t)
+
+	inserted, reply, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var held, read atomic.Bool
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		err := send()
+		switch {
+		case request == "Txn" && !held.Swap(true):
+			close(inserted)
+			<-reply
+		case request == "Range" && !read.Swap(true):
+			close(reply)
+			<-returned
+		}
+		return err
+	})
+	intercept.Store(&f)
+	var earlier *testEntry
+	go func() {
+		defer close(returned)
+		var err error
+		if earlier, err = tryEnqueue(t.Context(), se, name, false); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-inserted
+	var others []*testEntry
+	for range 4 {
+		others = append(others, enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name))
+	}
+	later := enqueue(t, se, name)
+	<-returned
+	earlier.await(t, store.Admitted)
+	for _, other := range others {
+		other.withdraw(t)
+	}
+	later.checkStillWaiting(t)
+	earlier.withdraw(t)
+	later.await(t, store.Admitted)
+}
+
+// A session with two waiting entries watches the whole line. When one is withdrawn, the other is
+// the only one, and follows an entry as soon as a periodic read finds that it may.
+// Promise: P7
+func TestFar_periodicReadFindsLongLine(t *testing.T) {
+	t.Parallel()
+	l := newLongLine(t, 4)
+	times := noPollingTimes()
+	times.RecheckInterval = 20 * time.Millisecond
+	l.joinUnsettled(t, server(t).Client(t), times)
+	se := l.sessions[4]
+	second := enqueue(t, se, l.name)
+	eventually(t, "the session watches the line", func() bool { return etcdstore.LineWatched(se, l.name) })
+	second.withdraw(t)
+	l.follows(t, 4, 2)
+	l.drain(t)
+}
+
 // onWatch returns the option of a client that calls f with the key of each watch before it requests
 // the watch.
 func onWatch(f func(key string)) grpc.DialOption {
@@ -374,6 +453,56 @@ func TestFar_keysOfOtherLines(t *testing.T) {
 	second.await(t, store.Waiting)
 	first.withdraw(t)
 	second.await(t, store.Admitted)
+}
+
+// Keys of other lines stand between a waiter and the entries ahead of it. They are read too, but it
+// follows the same entry as without them.
+func TestFar_keysOfOtherLinesBetween(t *testing.T) {
+	t.Parallel()
+	l := newLongLine(t, 5)
+	other := openSession(t, newStore(t, server(t).Client(t), ""))
+	for i := range 20 {
+		enqueue(t, other, fmt.Sprintf("%s/backup-%d", l.name, i)).await(t, store.Admitted)
+	}
+	l.join(t, server(t).Client(t))
+	l.drain(t)
+}
+
+// The followed key is overwritten, which detaches it from its lease, and its lease id is so short
+// that the key does not count as an entry any more. Its follower must not wait for its deletion.
+// Promise: P7
+func TestFar_followedKeyIsNoEntryAnyMore(t *testing.T) {
+	t.Parallel()
+	cli := server(t).Client(t)
+	l := newLongLine(t, 1)
+	lease := grantShortID(t, cli)
+	followed := etcdstore.EntryKey(l.name, lease, "")
+	if _, err := cli.Put(t.Context(), followed, "", clientv3.WithLease(lease)); err != nil {
+		t.Fatal(err)
+	}
+	times := noPollingTimes()
+	times.RecheckInterval = 20 * time.Millisecond
+	l.joinUnsettled(t, cli, times)
+	l.joinUnsettled(t, cli, times)
+	eventually(t, "the last entry follows the other client's", func() bool {
+		return etcdstore.Followed(l.sessions[2], l.name) == followed
+	})
+	overwrite(t, followed)
+	eventually(t, "the last entry's session watches the line", func() bool {
+		return etcdstore.LineWatched(l.sessions[2], l.name)
+	})
+	l.drain(t)
+}
+
+// grantShortID grants a lease with an id that etcd would not choose.
+func grantShortID(t *testing.T, cli *clientv3.Client) clientv3.LeaseID {
+	t.Helper()
+	id := rand.Int64N(1 << 40)
+	resp, err := clientv3.RetryLeaseClient(cli).LeaseGrant(t.Context(), &pb.LeaseGrantRequest{ID: id, TTL: 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clientv3.LeaseID(resp.ID)
 }
 
 // Names below a line's name are outside of the range of its entries' keys, unless they begin like a

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
@@ -20,11 +21,11 @@ type lateRequest struct {
 	pending  chan func() error // capacity 1
 }
 
-// delayNextTxn makes the client's next Txn a late request.
-func delayNextTxn(intercept *atomic.Pointer[handler]) *lateRequest {
+// delayNext makes the client's next request of a kind a late request.
+func delayNext(intercept *atomic.Pointer[handler], kind string) *lateRequest {
 	l := &lateRequest{pending: make(chan func() error, 1)}
 	f := handler(func(ctx context.Context, request string, send func() error) error {
-		if request != "Txn" || l.captured.Swap(true) {
+		if request != kind || l.captured.Swap(true) {
 			return send()
 		}
 		l.pending <- send
@@ -35,16 +36,23 @@ func delayNextTxn(intercept *atomic.Pointer[handler]) *lateRequest {
 	return l
 }
 
-// deliver sends the request to the server.
+// deliver sends the request to the server, which must answer it.
 func (l *lateRequest) deliver(t *testing.T) {
+	t.Helper()
+	if err := l.send(t); err != nil {
+		t.Fatalf("late request: %v", err)
+	}
+}
+
+// send sends the request to the server.
+func (l *lateRequest) send(t *testing.T) error {
 	t.Helper()
 	select {
 	case send := <-l.pending:
-		if err := send(); err != nil {
-			t.Fatalf("late request: %v", err)
-		}
+		return send()
 	default:
 		t.Fatal("precondition failed: no request was delayed")
+		return nil
 	}
 }
 
@@ -102,7 +110,7 @@ func TestEnqueue_lateAttemptIsVoid(t *testing.T) {
 			direct, name := server(t).Client(t), newName(t)
 			se := openSession(t, newStore(t, cli, ""))
 			log := watchPuts(t, direct, name)
-			late := delayNextTxn(intercept)
+			late := delayNext(intercept, "Txn")
 			j, err := tryEnqueue(t.Context(), se, name, tt.try)
 			if err != nil {
 				t.Fatal(err)
@@ -139,7 +147,7 @@ func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	direct, name := server(t).Client(t), newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	log := watchPuts(t, direct, name)
-	late := delayNextTxn(intercept)
+	late := delayNext(intercept, "Txn")
 	ctx := contextUntil(t, "an attempt is made", late.captured.Load)
 	if _, err := tryEnqueue(ctx, se, name, false); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Enqueue: got %v, want Canceled", err)
@@ -155,6 +163,30 @@ func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	j.withdraw(t)
 }
 
+// An attempt to open the session and one to insert its entry were given up. Both are carried out
+// after the session was closed. The first must not grant the session's lease again, or the second
+// would insert an entry that nobody deletes: the epoch key is gone, too.
+// Promise: P5
+func TestEnqueue_lateAttemptAfterLateGrantIsVoid(t *testing.T) {
+	t.Parallel()
+	cli, intercept := interceptedClient(t)
+	direct, name := server(t).Client(t), newName(t)
+	lateGrant := delayNext(intercept, "LeaseGrant")
+	se := openSession(t, newStore(t, cli, ""))
+	lateTxn := delayNext(intercept, "Txn")
+	enqueue(t, se, name).withdraw(t)
+	if err := se.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	lateGrant.deliver(t)
+	if err := lateTxn.send(t); !errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+		t.Errorf("late request: got %v, want ErrLeaseNotFound", err)
+	}
+	if keys := keysUnder(t, direct, name); len(keys) > 0 {
+		t.Errorf("a closed session has the keys %q", keys)
+	}
+}
+
 // The delete of an entry is carried out after the next entry was inserted under the same key
 // (defect B1).
 // Promise: P5
@@ -165,7 +197,7 @@ func TestRelease_lateSparesNewerEntry(t *testing.T) {
 	se := openSession(t, newStore(t, cli, ""))
 	first := enqueue(t, se, name)
 	first.await(t, store.Admitted)
-	late := delayNextTxn(intercept)
+	late := delayNext(intercept, "Txn")
 	first.withdraw(t)
 	second := enqueue(t, se, name)
 	st := second.await(t, store.Admitted)

@@ -267,7 +267,10 @@ func (w *lineWatch) handleDeletionsLocked(e *entry, together []deletion) {
 		w.goneLocked(e, w.evicted())
 	default:
 		if e.place == nil {
-			return // the next read of the line shows it
+			// Only a read can tell how many are ahead now. A goroutine that watches the whole line reads it
+			// at once; one that follows an entry has called for no deletions.
+			w.rereadNow.Set()
+			return
 		}
 		nearer := false
 		for _, d := range together {
@@ -383,11 +386,8 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.reread(ctx); err != nil {
+	if _, err := w.rereadNear(ctx); err != nil {
 		return err
-	}
-	if e, _ := w.farEntry(); e != nil {
-		return errOtherWatch
 	}
 	w.markOpen()
 	defer w.markClosed()
@@ -403,20 +403,16 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 			w.handleEvents(resp.Events)
 			silence.Reset(w.recheckDelay())
 		case <-w.rereadNow:
-			if _, err := w.reread(ctx); err != nil {
+			if _, err := w.rereadNear(ctx); err != nil {
 				return err
-			}
-			if e, _ := w.farEntry(); e != nil {
-				return errOtherWatch
 			}
 		case <-silence.C:
 			if w.ahead() > 0 {
-				missed, err := w.reread(ctx)
+				missed, err := w.rereadNear(ctx)
 				switch {
 				case err != nil:
 					return err
 				case missed:
-					w.emptyReads = 0
 					return errWatchSilent
 				}
 				w.emptyReads++
@@ -426,6 +422,16 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// rereadNear is reread for a goroutine that watches the whole line. It fails with errOtherWatch if the
+// session's entries need another watch.
+func (w *lineWatch) rereadNear(ctx context.Context) (changed bool, err error) {
+	changed, err = w.reread(ctx)
+	if e, _ := w.farEntry(); err == nil && e != nil {
+		err = errOtherWatch
+	}
+	return changed, err
 }
 
 // markOpen marks the watch as open: an entry that joins from now on misses nothing. An entry that

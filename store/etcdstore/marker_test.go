@@ -128,7 +128,7 @@ func TestMarker_lateAttemptIsVoid(t *testing.T) {
 			cli, intercept := interceptedClient(t)
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
-			late := delayNextTxn(intercept)
+			late := delayNext(intercept, "Txn")
 			mark(t, j)
 			if err := leave(t.Context(), j); err != nil {
 				t.Fatal(err)

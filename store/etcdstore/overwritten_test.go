@@ -245,7 +245,7 @@ func TestLine_ignoresEpochKeysOfPrefixedStore(t *testing.T) {
 	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, name+"/"))
-	late := delayNextTxn(intercept)
+	late := delayNext(intercept, "Txn")
 	ctx := contextUntil(t, "an attempt is made", late.captured.Load)
 	if _, err := tryEnqueue(ctx, se, "a", false); err == nil {
 		t.Fatal("precondition failed: the lock was acquired")

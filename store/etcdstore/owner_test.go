@@ -147,7 +147,7 @@ func TestSetOwner_lateAttemptIsVoid(t *testing.T) {
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			j.await(t, store.Admitted)
-			late := delayNextTxn(intercept)
+			late := delayNext(intercept, "Txn")
 			if err := setOwner(t.Context(), j, "mine"); err != nil {
 				t.Fatal(err)
 			}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -101,29 +100,13 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	return newSession(s, granted, opts), nil
 }
 
-// grant creates a lease. A repeated attempt finds the one that an earlier attempt has created.
-func (s *Store) grant(ctx context.Context, seconds int64) (*clientv3.LeaseGrantResponse, error) {
-	id := randomLeaseID()
-	leases := clientv3.RetryLeaseClient(s.cli)
-	granted := &clientv3.LeaseGrantResponse{ID: id}
-	err := s.attemptWithTimeout(ctx, func(ctx context.Context) error {
-		resp, err := leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: seconds})
-		if err == nil {
-			granted.ResponseHeader, granted.TTL = resp.Header, resp.TTL
-			return nil
-		}
-		if err = rpctypes.Error(err); !errors.Is(err, rpctypes.ErrLeaseExist) {
-			return err
-		}
-		found, err := s.cli.TimeToLive(ctx, id) // an earlier attempt has created it
-		switch {
-		case err != nil:
-			return err
-		case found.TTL <= 0:
-			return rpctypes.ErrLeaseNotFound
-		}
-		granted.ResponseHeader, granted.TTL = found.ResponseHeader, found.GrantedTTL
-		return nil
+// grant creates a lease. Each attempt asks for another lease: a late one must not grant a lease anew
+// whose session was closed meanwhile, because a late insertion would then be carried out too. A
+// lease whose grant was not answered expires.
+func (s *Store) grant(ctx context.Context, seconds int64) (granted *clientv3.LeaseGrantResponse, err error) {
+	err = s.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
+		granted, err = s.cli.Grant(ctx, seconds)
+		return err
 	})
 	return granted, err
 }
