@@ -27,7 +27,6 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 		"a writer between": {line.Shared, line.Exclusive, line.Shared, line.Shared},
 		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
 		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
-		"a writer's slots": {line.Slot(2), line.Slot(2), line.Exclusive, line.Slot(2)},
 	}
 	for what, modes := range scripts {
 		for _, failure := range failures {

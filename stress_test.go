@@ -48,8 +48,12 @@ const (
 )
 
 var (
-	stressNames = []string{"a", "b"}
-	stressModes = []line.Mode{line.Exclusive, line.Exclusive, line.Shared, line.Slot(2)}
+	stressNames = []string{"a", "b", "slots"}
+	stressModes = map[string][]line.Mode{
+		"a":     {line.Exclusive, line.Exclusive, line.Shared},
+		"b":     {line.Exclusive, line.Exclusive, line.Shared},
+		"slots": {line.Slot(2)},
+	}
 )
 
 // stressCounts counts events.
@@ -182,7 +186,8 @@ func (s *stress) run() {
 
 // use takes a random lock with a random method, holds it and releases it.
 func (s *stress) use(c *stile.Client) {
-	m := c.Locker(stressNames[s.intN(len(stressNames))], stressModes[s.intN(len(stressModes))])
+	name := stressNames[s.intN(len(stressNames))]
+	m := c.Locker(name, stressModes[name][s.intN(len(stressModes[name]))])
 	ctx, cancel := context.WithTimeout(s.t.Context(), s.durationUpTo(10*time.Second))
 	defer cancel()
 	var hold *stile.Hold
@@ -249,7 +254,7 @@ func (s *stress) release(h *stile.Hold) {
 func (s *stress) finalRound(c *stile.Client) {
 	for _, name := range stressNames {
 		ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
-		h, err := c.Locker(name, stressModes[s.intN(len(stressModes))]).Lock(ctx)
+		h, err := c.Locker(name, stressModes[name][s.intN(len(stressModes[name]))]).Lock(ctx)
 		cancel()
 		if err != nil {
 			s.errorf("after the faults: %v", err)

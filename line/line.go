@@ -11,8 +11,11 @@
 //
 // Three properties follow, and are tested on random lines. The admitted entries of a line never
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
-// join behind it or leave. A line may have entries of different kinds: a slot waits behind an
-// exclusive entry like any other entry.
+// join behind it or leave.
+//
+// A line should have entries of one kind; see [SameKind]. The rules decide about every line, though,
+// because a store may show the entry of a client that is about to be refused, or that ignores
+// kinds: a slot waits behind an exclusive entry like any other entry.
 package line
 
 // An Entry is one position in a line.
@@ -58,6 +61,11 @@ func Blocking(m Mode, ahead []Mode) int {
 	}
 	return others
 }
+
+// SameKind reports whether entries of the modes a and b may be in the same line. Exclusive and shared
+// entries may, because they are those of a mutex or a read-write lock. Slots may if they agree on the
+// number of slots.
+func SameKind(a, b Mode) bool { return a.Slots() == b.Slots() }
 
 // Conflict reports whether holds of the modes a and b may never be valid at the same time, however
 // many slots there are.

@@ -11,6 +11,21 @@ import (
 func modes(m ...Mode) []Mode { return m }
 
 // Examples of the three rules.
+func TestSameKind(t *testing.T) {
+	kinds := [][]Mode{{Exclusive, Shared}, {Slot(1)}, {Slot(2)}, {Slot(MaxSlots)}}
+	for i, these := range kinds {
+		for j, others := range kinds {
+			for _, a := range these {
+				for _, b := range others {
+					if got := SameKind(a, b); got != (i == j) {
+						t.Errorf("SameKind(%v, %v): got %v, want %v", a, b, got, i == j)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestRules(t *testing.T) {
 	var (
 		ex = Exclusive

@@ -31,7 +31,7 @@ var Shared = Mode{kind: shared}
 const MaxSlots = 1 << 20
 
 // Slot returns the mode of an entry that takes one of n slots. The entries of a line should agree
-// on n. If they do not, the smallest n of an entry and those ahead of it counts. Slot panics unless
+// on n; see [SameKind]. If they do not, the smallest n of an entry and those ahead of it counts. Slot panics unless
 // 1 ≤ n ≤ [MaxSlots].
 func Slot(n int) Mode {
 	if n < 1 || n > MaxSlots {

@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"fmt"
+
+	"github.com/stilelock/stile/line"
 )
 
 // Errors that the callers of a store test for with [errors.Is]. Stores wrap them with what happened
@@ -20,9 +22,47 @@ var (
 	ErrNotKnown = errors.New("not known whether the entry was still there")
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = errors.New("not supported by this store")
+	// ErrKind means that the name is in use for another kind of lock. See [KindError].
+	ErrKind = errors.New("in use for another kind of lock")
 	// ErrBadName means that the name is not valid for a lock.
 	ErrBadName = errors.New("invalid lock name")
 )
+
+// A KindError is returned if the first entry of the line is of another kind than the requested one;
+// see [line.SameKind]. It matches [ErrKind].
+type KindError struct {
+	// Mode is the requested mode.
+	Mode line.Mode
+	// Other is the first entry in the line, as far as the store has looked.
+	Other Entry
+}
+
+// Error names both kinds and the owner of the other entry.
+func (e *KindError) Error() string {
+	who := e.Other.Owner.String()
+	if e.Other.Foreign || e.Other.Owner.IsZero() {
+		who = "an unknown client (session " + e.Other.Session + ")"
+	}
+	advice := "use another name"
+	if e.Mode.Slots() > 0 && e.Other.Mode.Slots() > 0 {
+		advice = "use the same number of slots in all clients, or another name"
+	}
+	return fmt.Sprintf("requested as %s, but in use as %s by %s: %s", kindText(e.Mode), kindText(e.Other.Mode), who, advice)
+}
+
+// Is reports whether target is [ErrKind].
+func (e *KindError) Is(target error) bool { return target == ErrKind }
+
+func kindText(m line.Mode) string {
+	switch n := m.Slots(); n {
+	case 0:
+		return "a mutex or read-write lock"
+	case 1:
+		return "a semaphore of 1 slot"
+	default:
+		return fmt.Sprintf("a semaphore of %d slots", n)
+	}
+}
 
 // A HeldError is returned if a try finds the lock held or waited for.
 type HeldError struct {

@@ -130,6 +130,12 @@ type Session interface {
 	// session has ended. If req.Try is set and the entry is not admitted, the error is a
 	// [*HeldError].
 	//
+	// The kind of a line is that of its first entry; see [line.SameKind]. An entry of another kind is
+	// refused with a [*KindError], whether or not req.Try is set. An entry of a foreign client counts
+	// as exclusive. A refused entry may be in the line for a moment, and if it is the first then, it
+	// may cause the refusal of others. In a long line a store may look at a few entries only, and
+	// take the first of these.
+	//
 	// A session may have several entries in a line, and they are independent: the second of two
 	// exclusive entries waits behind the first. ctx bounds the call, not the entry. If ctx ends
 	// first, the error matches ctx.Err().

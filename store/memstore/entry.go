@@ -36,6 +36,9 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		if err := se.aliveLocked(); err != nil {
 			return err
 		}
+		if others := s.readLocked(req.Name).Entries; len(others) > 0 && !line.SameKind(req.Mode, others[0].Mode) {
+			return &store.KindError{Mode: req.Mode, Other: others[0]}
+		}
 		s.order++
 		e = &entry{session: se, lifeSession: se, req: req, order: s.order, owner: req.Owner, delivery: delivery.New(req.Notify)}
 		e.out, e.endEntry = context.WithCancel(context.Background())

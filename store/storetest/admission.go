@@ -160,39 +160,48 @@ func admission(s suite) {
 		b.neverAdmitted()
 	})
 
-	shared.test("lines of mixed modes follow the admission rules", func(t *testing.T, w *testEnv) {
+	shared.test("lines of random modes follow the admission rules", func(t *testing.T, w *testEnv) {
 		const clients, steps = 6, 60
-		name := w.name("lock")
 		var cs []*client
 		for range clients {
 			cs = append(cs, w.openKept())
 		}
-		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(3)}
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 0))
 
-		// Start with a fixed sequence, so that each mode waits behind another at least once.
-		opening := []line.Mode{line.Shared, line.Slot(2), line.Shared, line.Exclusive}
-		var entries []*entry // the expected line
-		for step := range steps {
-			switch at := rng.IntN(clients); {
-			case step < len(opening):
-				entries = append(entries, free(cs, entries).enqueue(name, opening[step]))
-			case at < len(entries):
-				entries[at].withdraw()
-				entries = append(entries[:at:at], entries[at+1:]...)
-			default:
-				entries = append(entries, free(cs, entries).enqueue(name, modes[rng.IntN(len(modes))]))
-			}
-			var ahead []line.Mode
-			for _, p := range entries {
-				if n := line.Blocking(p.mode, ahead); n == 0 {
-					p.admitted()
-				} else {
-					p.waiting(n)
+		for _, kind := range []struct {
+			modes   []line.Mode
+			opening []line.Mode // a fixed sequence, so that each mode waits behind another at least once
+		}{
+			{
+				[]line.Mode{line.Exclusive, line.Shared, line.Shared},
+				[]line.Mode{line.Exclusive, line.Shared, line.Shared, line.Exclusive},
+			},
+			{[]line.Mode{line.Slot(2)}, nil},
+			{[]line.Mode{line.Slot(3)}, nil},
+		} {
+			name := w.newName()
+			var entries []*entry // the expected line
+			for step := range steps {
+				switch at := rng.IntN(clients); {
+				case step < len(kind.opening):
+					entries = append(entries, free(cs, entries).enqueue(name, kind.opening[step]))
+				case at < len(entries):
+					entries[at].withdraw()
+					entries = append(entries[:at:at], entries[at+1:]...)
+				default:
+					entries = append(entries, free(cs, entries).enqueue(name, kind.modes[rng.IntN(len(kind.modes))]))
 				}
-				ahead = append(ahead, p.mode)
+				var ahead []line.Mode
+				for _, p := range entries {
+					if n := line.Blocking(p.mode, ahead); n == 0 {
+						p.admitted()
+					} else {
+						p.waiting(n)
+					}
+					ahead = append(ahead, p.mode)
+				}
 			}
 		}
 	})

@@ -19,8 +19,8 @@ func concurrency(s suite) {
 	})
 
 	s.needs(SharedModes).test("conflicting holds of many sessions never overlap", func(t *testing.T, w *testEnv) {
-		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(2)}
-		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, modes)
+		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, []line.Mode{line.Exclusive, line.Shared, line.Shared})
+		w.contend(clients, 15, []string{w.name("slots")}, []line.Mode{line.Slot(2)})
 	})
 
 	s.test("no waiter is stranded when sessions open and close", func(t *testing.T, w *testEnv) {

@@ -141,6 +141,7 @@ func Run(t *testing.T, h Harness) {
 	}{
 		{"admission", admission, nil},
 		{"try", try, nil},
+		{"kinds", kinds, []Ability{SharedModes}},
 		{"order", order, []Ability{Fencing}},
 		{"withdraw", withdraw, nil},
 		{"extensions", extensions, nil},

@@ -103,15 +103,20 @@ func lines(s suite) {
 	})
 
 	shared.test("a line has the mode and admission of each entry", func(t *testing.T, w *testEnv) {
-		name := w.name("lock")
-		modes := []line.Mode{line.Shared, line.Shared, line.Slot(7), line.Exclusive, line.Shared}
-		var entries []*entry
-		for _, m := range modes {
-			entries = append(entries, w.openKept().enqueue(name, m))
-		}
-		entries[1].admitted()
-		for i, e := range w.wantLine(name, entries...).Entries {
-			wantEntry(t, e, entries[i], i < 2)
+		for _, modes := range [][]line.Mode{
+			{line.Shared, line.Shared, line.Exclusive, line.Shared},
+			{line.Slot(2), line.Slot(2), line.Slot(2)},
+			{line.Slot(7), line.Slot(7)},
+		} {
+			name := w.newName()
+			var entries []*entry
+			for _, m := range modes {
+				entries = append(entries, w.openKept().enqueue(name, m))
+			}
+			entries[1].admitted()
+			for i, e := range w.wantLine(name, entries...).Entries {
+				wantEntry(t, e, entries[i], i < 2)
+			}
 		}
 	})
 

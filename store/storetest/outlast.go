@@ -95,7 +95,7 @@ func outlast(s suite) {
 		name := w.name("lock")
 		modes := []line.Mode{line.Exclusive}
 		if w.caps.Fair && w.caps.SharedModes {
-			modes = []line.Mode{line.Shared, line.Shared, line.Slot(3), line.Exclusive}
+			modes = []line.Mode{line.Shared, line.Shared, line.Exclusive, line.Shared}
 		}
 		var entries []*entry
 		for _, mode := range modes {

@@ -127,10 +127,10 @@ func admissionBugs() []Bug {
 			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrGone) },
 		},
 		{
-			Name:   "admits slots beside shared entries",
-			Caught: "admission/lines of mixed modes follow the admission rules",
+			Name:   "admits shared entries beside an exclusive one",
+			Caught: "admission/lines of random modes follow the admission rules",
 			Plant: func(m *memstore.Store) store.Store {
-				return admittingWithHead(m, func(mode, head line.Mode) bool { return mode.Slots() > 0 && head == line.Shared })
+				return admittingWithHead(m, func(mode, head line.Mode) bool { return mode == line.Shared && head == line.Exclusive })
 			},
 		},
 	}

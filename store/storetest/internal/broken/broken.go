@@ -24,7 +24,7 @@ type Bug struct {
 // Bugs returns all bugs.
 func Bugs() []Bug {
 	return slices.Concat(
-		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
+		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
 		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
