@@ -117,6 +117,9 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	case e.order > store.MaxOrder:
 		_ = e.Withdraw(bounded)
 		err = fmt.Errorf("the cluster's revision is %d, beyond %d, where fencing tokens end", e.order, store.MaxOrder)
+	case result.otherKind(e) != nil:
+		_ = e.Withdraw(bounded)
+		err = result.otherKind(e)
 	case req.Try && result.blocking(e) > 0:
 		// Another entry was inserted after the line was read.
 		_ = e.Withdraw(bounded)
@@ -149,8 +152,25 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 // insertion is the result of inserting an entry.
 type insertion struct {
 	order  uint64
-	others []contender // the entries in the line at that revision, unless there were many
-	many   int         // if not zero, others is not known, and at most so many entries are ahead
+	others []contender // the entries in the line at that revision; only some if there were many
+	many   int         // if not zero, there were many: at most so many are ahead
+}
+
+// ahead returns the known entries ahead of e, in order.
+func (a insertion) ahead(e *entry) []contender {
+	ahead := slices.DeleteFunc(slices.Clone(a.others), func(c contender) bool { return c.ID == e.key || c.Order > a.order })
+	slices.SortFunc(ahead, contender.compare)
+	return ahead
+}
+
+// otherKind returns a [*store.KindError] if the first known entry ahead of e is of another kind, and
+// nil otherwise.
+func (a insertion) otherKind(e *entry) error {
+	ahead := a.ahead(e)
+	if len(ahead) == 0 || line.SameKind(e.req.Mode, ahead[0].Mode) {
+		return nil
+	}
+	return &store.KindError{Mode: e.req.Mode, Other: storeEntry(ahead[0])}
 }
 
 func (a insertion) blocking(e *entry) int {
@@ -164,13 +184,10 @@ func (a insertion) blocking(e *entry) int {
 // heldBy is the error of a try that other entries block. It names the first entry ahead that alone
 // would block this one, or else the first entry ahead.
 func (a insertion) heldBy(e *entry) *store.HeldError {
-	ahead := slices.DeleteFunc(slices.Clone(a.others), func(c contender) bool {
-		return c.ID == e.key || c.Order > a.order
-	})
+	ahead := a.ahead(e)
 	if len(ahead) == 0 {
 		return &store.HeldError{Name: e.req.Name}
 	}
-	slices.SortFunc(ahead, contender.compare)
 	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.Mode}) })
 	holder := storeEntry(ahead[max(0, first)])
 	return &store.HeldError{Name: e.req.Name, Holder: &holder}
@@ -254,11 +271,21 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 		return insertion{order: uint64(resp.Header.Revision)}, true, nil
 	case resp.Succeeded:
 		read := results[1].GetResponseRange()
-		if read.More {
-			return insertion{order: uint64(resp.Header.Revision), many: int(read.Count) - 1}, true, nil
-		}
 		others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
-		return insertion{order: uint64(resp.Header.Revision), others: others}, true, nil
+		a = insertion{order: uint64(resp.Header.Revision), others: others}
+		if !read.More {
+			return a, true, nil
+		}
+		a.many = int(read.Count) - 1
+		if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
+			ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
+			if err != nil {
+				e.inDoubt.Store(true) // the entry is inserted, and must be deleted
+				return a, true, err
+			}
+			a.others = ahead.entries
+		}
+		return a, true, nil
 	case ifEmpty:
 		return e.tryNonEmpty(ctx)
 	}
@@ -288,7 +315,7 @@ func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, b
 	read, err := e.session.store.readAhead(ctx, e.req.Name, order, e.readAtJoin())
 	a, there := e.find(read.entries)
 	if !read.complete {
-		a.others, a.many = nil, read.keys-1
+		a.many = read.keys - 1
 	}
 	return a, there, err
 }
@@ -312,6 +339,8 @@ func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
 	switch a, there := e.find(others); {
 	case there:
 		return a, true, nil
+	case a.otherKind(e) != nil:
+		return insertion{}, false, a.otherKind(e)
 	case a.blocking(e) > 0:
 		return insertion{}, false, a.heldBy(e)
 	default:
