@@ -165,7 +165,7 @@ func release(t *testing.T, h *stile.Hold) {
 	}
 }
 
-// A waiter is a call of Lock in progress.
+// A waiter is a call of Lock, or another method that waits, in progress.
 type waiter struct {
 	t    *testing.T
 	done chan struct{}
@@ -176,10 +176,16 @@ type waiter struct {
 // wait calls Lock in a goroutine and returns when all goroutines are blocked.
 func wait(ctx context.Context, t *testing.T, c *stile.Client, name string) *waiter {
 	t.Helper()
+	return waitWith(t, func() (*stile.Hold, error) { return c.Mutex(name).Lock(ctx) })
+}
+
+// waitWith is wait with another method than Lock.
+func waitWith(t *testing.T, method func() (*stile.Hold, error)) *waiter {
+	t.Helper()
 	w := &waiter{t: t, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		w.hold, w.err = c.Mutex(name).Lock(ctx)
+		w.hold, w.err = method()
 	}()
 	synctest.Wait()
 	return w

@@ -28,11 +28,21 @@ var (
 	ErrNotKnown = store.ErrNotKnown
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = store.ErrUnsupported
+	// ErrReentrant means that the context comes from a hold of the same name, so that the caller would
+	// wait for itself. Only Lock and the other methods that wait return it.
+	ErrReentrant = errors.New("requested again with the context of its own hold; locks are not re-entrant")
+	// ErrKind means that the name is in use for another kind of lock. See [KindError].
+	ErrKind = store.ErrKind
 	// ErrBadName means that the name is not valid for a lock.
 	ErrBadName = store.ErrBadName
 )
 
-// A HeldError is returned by [Mutex.TryLock] if another client holds the lock or waits for it, or
+// A KindError is returned if a name is in use for another kind of lock: as a semaphore and as something
+// else, or as semaphores with different numbers of slots. Mutexes and read-write locks are one kind.
+// The name has its kind as long as somebody holds the lock or waits for it. It matches [ErrKind].
+type KindError = store.KindError
+
+// A HeldError is returned by [Mutex.TryLock] and the other tries if another client holds the lock or waits for it, or
 // if the lock is closed because its last holder has not released it. It matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.

@@ -77,7 +77,7 @@ func (h *Hold) deliver() bool {
 	q.mu.Lock()
 	if h.loss == nil {
 		h.delivered = true
-		h.ctx, h.end = context.WithCancelCause(values)
+		h.ctx, h.end = context.WithCancelCause(holdContext{values, h})
 		if h.tenure.publication.timer == nil {
 			h.tenure.publishLaterLocked(publishAfter)
 		}

@@ -10,12 +10,19 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A locker takes the lock called name in one mode. [Mutex] is built on it.
+// A locker takes the lock called name in one mode. [Mutex], [RWMutex] and [Semaphore] are built on it.
 type locker struct {
-	client *Client
-	name   string
-	mode   line.Mode
-	opts   LockOptions
+	client  *Client
+	name    string
+	mode    line.Mode
+	opts    LockOptions
+	invalid error // if not nil, all attempts fail with it
+}
+
+// with implements [Mutex.With].
+func (l locker) with(opts LockOptions) locker {
+	l.opts = LockOptions{Reason: opts.Reason, Labels: maps.Clone(opts.Labels)}
+	return l
 }
 
 // lock implements [Mutex.Lock] and, if try is set, [Mutex.TryLock]. All of it runs in the caller's
@@ -117,18 +124,24 @@ func (l locker) enqueue(p *Place) (call, error) {
 	if err := store.CheckName(l.name); err != nil {
 		return call{}, fmt.Errorf("stile: %w", err)
 	}
+	if l.invalid != nil {
+		return call{}, lockError(l.name, l.invalid)
+	}
 	if p.ownOwner {
 		if err := checkOwner(p.owner); err != nil {
 			return call{}, lockError(l.name, err)
 		}
 	}
+	if outer := outerHold(p.attempt.ctx, l.client, l.name); outer != nil && !p.try {
+		return call{}, fmt.Errorf("stile: lock %q (token %d): %w: release that hold first", l.name, outer.token, ErrReentrant)
+	}
 	counted, err := l.client.track(p.attempt.ctx)
 	if err != nil {
 		return call{}, lockError(l.name, err)
 	}
-	if blocker := l.client.join(l.name, p); blocker != nil {
+	if err := l.client.join(l.name, p); err != nil {
 		counted.done()
-		return call{}, blocker.localHeldError()
+		return call{}, lockError(l.name, err)
 	}
 	return counted, nil
 }

@@ -2,7 +2,6 @@ package stile
 
 import (
 	"context"
-	"maps"
 
 	"github.com/stilelock/stile/line"
 )
@@ -20,11 +19,7 @@ func (c *Client) Mutex(name string) *Mutex {
 // With returns the same lock with additional options. It does not change m, and it replaces the
 // options of an earlier With. If the owner becomes larger than [MaxOwnerBytes], the locking methods
 // return an error.
-func (m *Mutex) With(opts LockOptions) *Mutex {
-	l := m.locker
-	l.opts = LockOptions{Reason: opts.Reason, Labels: maps.Clone(opts.Labels)}
-	return &Mutex{l}
-}
+func (m *Mutex) With(opts LockOptions) *Mutex { return &Mutex{m.locker.with(opts)} }
 
 // Name returns the lock's name.
 func (m *Mutex) Name() string { return m.locker.name }
@@ -41,7 +36,9 @@ func (m *Mutex) Name() string { return m.locker.name }
 // alive, and then for a bounded time, at most ten seconds on etcd, before it returns an error.
 //
 // Callers get the lock in order of arrival: first in their process, then in the store. Locks are
-// not re-entrant: a goroutine that already holds the lock waits for itself until ctx ends.
+// not re-entrant: a goroutine that already holds the lock waits for itself until ctx ends. If ctx is
+// the context of a current hold of the same name, or derived from it, Lock returns [ErrReentrant] at
+// once. If the name is in use as a semaphore, the error is a [*KindError].
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, false) }
 
 // TryLock takes the lock if no other client or goroutine holds it or waits for it. It does not wait
@@ -62,8 +59,8 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lo
 //		place.Leave(ctx)
 //	}
 //
-// Join itself fails only if the name is invalid or the client is closed; [Place.Wait] returns all
-// other errors. If ctx ends before the place is ready, the place is given up.
+// Join itself fails only if Lock would fail at once: for example because the name is invalid or the
+// client is closed. [Place.Wait] returns all other errors. If ctx ends before the place is ready, the place is given up.
 func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join(ctx) }
 
 // Do runs f while holding the lock. f's context ends with ctx and with the hold; f should then

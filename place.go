@@ -10,7 +10,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A Place is a position in the line for a lock, or the hold that came of it. [Mutex.Join] returns
+// A Place is a position in the line for a lock, or the hold that came of it. The Join methods return
 // one. It is safe for concurrent use.
 //
 // A ready place with a hold keeps the lock until the hold is released or the place is left.
@@ -178,10 +178,8 @@ func (p *Place) use(ctx context.Context) (*tenure, error) {
 	return t, t.acquire(ctx, p.try)
 }
 
-// localHeldError is the error of a try that this place, of the same process, blocks.
-func (p *Place) localHeldError() error {
-	return heldError(&store.HeldError{Name: p.queue.name, Holder: &store.Entry{Mode: p.mode, Owner: p.owner}})
-}
+// entry describes the place to others in this process.
+func (p *Place) entry() store.Entry { return store.Entry{Mode: p.mode, Owner: p.owner} }
 
 func heldError(inner *store.HeldError) *HeldError {
 	e := &HeldError{Name: inner.Name, inner: inner}

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
 )
 
 // A queue is the local line of one name: the places of this process, in order of arrival. The rules
@@ -23,9 +24,9 @@ type queue struct {
 	shared *tenure  // the latest shared tenure, which places may join while it is joinable; may be nil
 }
 
-// join appends a place to its queue. If the place is a try and is not admitted at once, join does
-// not append it and returns the place at the head.
-func (c *Client) join(name string, p *Place) (blocker *Place) {
+// join appends a place to its queue. It fails if the places there are of another kind and, for a
+// try, if the place is not admitted at once.
+func (c *Client) join(name string, p *Place) error {
 	c.mu.Lock()
 	q := c.queues[name]
 	if q == nil {
@@ -37,21 +38,31 @@ func (c *Client) join(name string, p *Place) (blocker *Place) {
 	p.queue = q
 
 	q.mu.Lock()
-	q.line = append(q.line, p)
-	q.admitLocked()
-	atOnce := q.turns == len(q.line)
-	if p.try && !atOnce {
-		q.line = q.line[:len(q.line)-1]
-		blocker = q.line[0]
-	} else if !atOnce {
-		q.contendedLocked()
-	}
+	err := q.joinLocked(p)
 	q.mu.Unlock()
 
-	if blocker != nil {
+	if err != nil {
 		c.unref(q)
 	}
-	return blocker
+	return err
+}
+
+func (q *queue) joinLocked(p *Place) error {
+	if len(q.line) > 0 && !line.SameKind(p.mode, q.line[0].mode) {
+		return &KindError{Mode: p.mode, Other: q.line[0].entry()}
+	}
+	q.line = append(q.line, p)
+	q.admitLocked()
+	switch {
+	case q.turns == len(q.line):
+	case p.try:
+		q.line = q.line[:len(q.line)-1]
+		holder := q.line[0].entry()
+		return heldError(&store.HeldError{Name: q.name, Holder: &holder})
+	default:
+		q.contendedLocked()
+	}
+	return nil
 }
 
 // leave removes a place from its queue, if it is there, and admits the places that may follow.

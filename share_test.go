@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -16,13 +15,7 @@ import (
 // waitFor is wait with a mode.
 func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mode line.Mode) *waiter {
 	t.Helper()
-	w := &waiter{t: t, done: make(chan struct{})}
-	go func() {
-		defer close(w.done)
-		w.hold, w.err = c.Locker(name, mode).Lock(ctx)
-	}()
-	synctest.Wait()
-	return w
+	return waitWith(t, func() (*stile.Hold, error) { return c.Locker(name, mode).Lock(ctx) })
 }
 
 // lockFor is lock with a mode.
