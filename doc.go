@@ -23,6 +23,15 @@
 // smaller ones. So check Valid before a step that must not happen twice, and pass the token to
 // every resource that can check it.
 //
+// # Kinds of locks
+//
+// A [Mutex] has one holder, an [RWMutex] one writer or many readers, and a [Semaphore] as many holders
+// as it has slots. All have the same methods, and the same places, holds and errors come of them. In
+// each, callers get the lock in order of arrival.
+//
+// A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a
+// semaphore of n slots. A request of another kind returns a [*KindError].
+//
 // # Sessions
 //
 // Everything a client has in the store belongs to one session. The client opens the session on
@@ -32,7 +41,8 @@
 //
 // # What it does not do
 //
-// Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself.
-// Stile does not detect deadlocks; take several locks in the same order everywhere. A hold does not
+// Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself. Pass
+// the hold's context on, and Lock returns [ErrReentrant] instead. Stile does not detect other
+// deadlocks; take several locks in the same order everywhere. A hold does not
 // belong to a goroutine: any goroutine may release it.
 package stile

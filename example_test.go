@@ -234,3 +234,64 @@ func ExampleClient_WatchLine() {
 	}
 	// Output: free
 }
+
+// Many readers, or one writer.
+func ExampleRWMutex() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+	config := client.RWMutex("config")
+
+	first, err := config.RLock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	second, err := config.RLock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = config.TryLock(ctx)
+	fmt.Println("a writer beside two readers:", errors.Is(err, stile.ErrHeld))
+	_ = first.Release(ctx)
+	_ = second.Release(ctx)
+
+	err = config.Do(ctx, func(ctx context.Context, h *stile.Hold) error {
+		fmt.Println("writing, newer than the readers:", h.Token() > first.Token())
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// a writer beside two readers: true
+	// writing, newer than the readers: true
+}
+
+// At most three imports run at a time, in all processes together.
+func ExampleSemaphore() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	imports := client.Semaphore("imports", 3)
+	for range 3 {
+		hold, err := imports.Acquire(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer hold.Release(ctx)
+	}
+	_, err = imports.TryAcquire(ctx)
+	fmt.Println("a fourth fails:", errors.Is(err, stile.ErrHeld))
+	_, err = client.Semaphore("imports", 5).Acquire(ctx)
+	fmt.Println("all agree on the number:", errors.Is(err, stile.ErrKind))
+	// Output:
+	// a fourth fails: true
+	// all agree on the number: true
+}
