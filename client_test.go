@@ -30,9 +30,9 @@ func TestNew_reportsAllBadOptions(t *testing.T) {
 		{"a negative TTL", memstore.New(), &stile.Options{TTL: -time.Second}, []string{"TTL of -1s", "10ms to 5m0s"}},
 		{"a TTL above the maximum", memstore.New(), &stile.Options{TTL: stile.MaxTTL + 1}, []string{"TTL of 5m0.000000001s", "10ms to 5m0s"}},
 		{"a TTL above the store's maximum", shortTTLStore{memstore.New()}, &stile.Options{TTL: time.Minute + 1}, []string{"TTL of 1m0.000000001s", "10ms to 1m0s"}},
-		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"maximum is 8192", "shorten its labels or reason"}},
+		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"maximum is 8192", "shorten its labels, reason or value"}},
 		{"an owner that cannot be encoded as JSON", memstore.New(), &stile.Options{Owner: stile.Owner{PID: 1, Since: time.Unix(1<<60, 0)}}, []string{"the owner: ", "year"}},
-		{"two bad options", memstore.New(), &stile.Options{TTL: 1, Owner: huge}, []string{"TTL of 1ns", "shorten its labels or reason"}},
+		{"two bad options", memstore.New(), &stile.Options{TTL: 1, Owner: huge}, []string{"TTL of 1ns", "shorten its labels, reason or value"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

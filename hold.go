@@ -155,6 +155,44 @@ func (h *Hold) Owner() Owner {
 	return h.tenure.owner
 }
 
+// replaceOwner changes the owner that others see, if the hold has not ended.
+func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
+	t, q := h.tenure, h.tenure.queue
+	fail := func(err error) error {
+		return fmt.Errorf("stile: lock %q (token %d): change the owner: %w", q.name, h.token, err)
+	}
+	if !q.client.caps.OwnerUpdates {
+		return fail(fmt.Errorf("%w (%s)", ErrUnsupported, q.client.caps.Kind))
+	}
+	t.awaitPendingLoss()
+	q.mu.Lock()
+	loss, released := h.loss, h.released
+	if t.publication.cancel != nil {
+		t.publication.cancel() // this request publishes the same
+	}
+	q.mu.Unlock()
+	switch {
+	case loss != nil:
+		return loss
+	case released:
+		return fail(ErrReleased)
+	}
+	err := t.replaceOwner(ctx, change)
+	if err == nil {
+		return nil
+	}
+	q.mu.Lock()
+	released = h.released
+	q.mu.Unlock()
+	if reason := t.reasonIn(err); reason != 0 && !released {
+		return &LostError{Name: q.name, Token: h.token, Reason: Reason(reason), Err: err}
+	}
+	if released {
+		err = ErrReleased
+	}
+	return fail(err)
+}
+
 // Token returns the fencing token. It is positive, below 2^63, and larger than the token of every
 // earlier conflicting hold of the name, as long as the store keeps its data. A resource that
 // remembers the largest token it has seen and refuses smaller ones is protected from holders that

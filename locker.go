@@ -10,13 +10,14 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A locker takes the lock called name in one mode. [Mutex], [RWMutex] and [Semaphore] are built on it.
+// A locker takes the lock called name in one mode. The kinds of locks are built on it.
 type locker struct {
 	client  *Client
 	name    string
 	mode    line.Mode
 	opts    LockOptions
-	invalid error // if not nil, all attempts fail with it
+	value   string // what a candidate of an election publishes
+	invalid error  // if not nil, all attempts fail with it
 }
 
 // with implements [Mutex.With].
@@ -64,6 +65,13 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	if err != nil {
 		return err
 	}
+	_, err = runWith(ctx, hold, func(ctx context.Context) error { return f(ctx, hold) })
+	return err
+}
+
+// runWith runs f with a context that ends with ctx and with the hold, and releases the hold. It
+// reports whether the hold was lost before f returned.
+func runWith(ctx context.Context, hold *Hold, f func(ctx context.Context) error) (lost bool, err error) {
 	withHold := valuesContext{ctx, context.WithoutCancel(hold.Context())}
 	inner, cancel := context.WithCancelCause(withHold) // ends with the hold, unlike the context for the release
 	defer cancel(nil)
@@ -75,9 +83,9 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 			_ = hold.Release(ctx)
 		}
 	}()
-	err = f(inner, hold)
+	err = f(inner)
 	returned = true
-	return errors.Join(err, hold.Release(ctx))
+	return hold.Err() != nil, errors.Join(err, hold.Release(ctx))
 }
 
 // A valuesContext ends with its Context and has the values of another context.
@@ -101,7 +109,7 @@ func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
 		mode:     l.mode,
 		try:      try,
 		owner:    l.owner(),
-		ownOwner: !l.opts.isZero(),
+		ownOwner: !l.opts.isZero() || l.value != "",
 		attempt: attempt{
 			hooks:  &l.client.opts.Hooks,
 			event:  AttemptStartEvent{Name: l.name, Mode: l.mode, Try: try},
@@ -149,6 +157,7 @@ func (l locker) enqueue(p *Place) (call, error) {
 // owner returns the owner that others see.
 func (l locker) owner() Owner {
 	owner := l.client.opts.Owner
+	owner.Value = l.value
 	if l.opts.Reason != "" {
 		owner.Reason = l.opts.Reason
 	}

@@ -37,7 +37,7 @@ func checkOwner(o Owner) error {
 		return fmt.Errorf("the owner: %w", err)
 	}
 	if len(b) > MaxOwnerBytes {
-		return fmt.Errorf("the owner: %d bytes of JSON, maximum is %d: shorten its labels or reason", len(b), MaxOwnerBytes)
+		return fmt.Errorf("the owner: %d bytes of JSON, maximum is %d: shorten its labels, reason or value", len(b), MaxOwnerBytes)
 	}
 	return nil
 }

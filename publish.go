@@ -77,6 +77,7 @@ type publication struct {
 	timer    *time.Timer        // nil if it is not to be published
 	cancel   context.CancelFunc // ends the attempt under way; nil if there is none
 	attempts int
+	writing  chan struct{} // full while a request replaces the owner: one at a time; nil before the first
 }
 
 // publishLaterLocked schedules the publication of the tenure after d, unless it is published
@@ -95,14 +96,13 @@ func (t *tenure) publishNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	t.queue.mu.Lock()
-	owner, over := t.owner, t.over
+	needed := !t.over && t.owner.Obtained.IsZero()
 	p.cancel = cancel
 	t.queue.mu.Unlock()
-	if over {
+	if !needed {
 		return
 	}
-	owner.Obtained = t.obtained
-	err := t.ticket.Extensions().SetOwner(ctx, owner)
+	err := t.replaceOwner(ctx, func(*Owner) {})
 
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
@@ -110,7 +110,6 @@ func (t *tenure) publishNow(ctx context.Context) {
 	p.attempts++
 	switch {
 	case err == nil:
-		t.owner = owner
 	case t.over || c.life.Err() != nil:
 	default:
 		name, token := t.queue.name, tokenOf(t.order)
@@ -132,4 +131,37 @@ func (t *tenure) stopPublishingLocked() {
 	if t.publication.cancel != nil {
 		t.publication.cancel()
 	}
+}
+
+// replaceOwner changes the owner that others see, and publishes when the lock was obtained with it.
+// After a failure others may see either owner.
+func (t *tenure) replaceOwner(ctx context.Context, change func(*Owner)) error {
+	t.queue.mu.Lock()
+	if t.publication.writing == nil {
+		t.publication.writing = make(chan struct{}, 1)
+	}
+	writing := t.publication.writing
+	t.queue.mu.Unlock()
+	select {
+	case writing <- struct{}{}:
+		defer func() { <-writing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+
+	t.queue.mu.Lock()
+	owner := t.owner
+	owner.Obtained = t.obtained
+	t.queue.mu.Unlock()
+	change(&owner)
+	if err := checkOwner(owner); err != nil {
+		return err
+	}
+	if err := t.ticket.Extensions().SetOwner(ctx, owner); err != nil {
+		return err
+	}
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	t.owner = owner
+	return nil
 }

@@ -21,6 +21,8 @@ type Owner struct {
 	Reason string `json:"reason,omitempty"`
 	// Labels are additional keys and values.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Value is what a candidate or leader of an election publishes; empty for other locks.
+	Value string `json:"value,omitempty"`
 	// Since is when the entry joined its line, by the owner's wall clock. The client that enqueues
 	// the entry sets it. It is informational: no decision depends on it.
 	Since time.Time `json:"since,omitzero"`
@@ -32,7 +34,7 @@ type Owner struct {
 // IsZero reports whether the owner is empty.
 func (o Owner) IsZero() bool {
 	return o.Host == "" && o.PID == 0 && o.User == "" && o.Command == "" && o.Reason == "" &&
-		len(o.Labels) == 0 && o.Since.IsZero() && o.Obtained.IsZero()
+		len(o.Labels) == 0 && o.Value == "" && o.Since.IsZero() && o.Obtained.IsZero()
 }
 
 // String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It returns "" for an

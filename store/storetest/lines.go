@@ -128,6 +128,7 @@ func lines(s suite) {
 			Host:  "höst.example", PID: 4711, User: "ann",
 			Command: "deploy.sh --to \"blue <green>\" & 'x' | y; %s %d",
 			Reason:  "tabs\tand\nlines, {braces}, \\slashes/ and 日本",
+			Value:   "http://höst:80/?a=<b>&c",
 			Labels:  map[string]string{"team": "a", "": "empty", "k=v;": "\u2028&"},
 		}
 		ctx, cancel := w.call()

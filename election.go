@@ -1,0 +1,214 @@
+package stile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// An Election chooses one leader among candidates. It is a mutex whose holder, the leader, publishes a
+// value that everyone can read, for example its address. Candidates become leader in order of
+// arrival.
+//
+// A Mutex and an Election of the same name exclude each other. So does etcd's own
+// concurrency.Election, but it cannot read Stile's values, and shows itself as a leader without one.
+//
+// An Election has no state, and making one costs nothing. It is safe for concurrent use.
+type Election struct{ locker locker }
+
+// Election returns the election called name. If the name is invalid, every method returns an error
+// matching [ErrBadName].
+func (c *Client) Election(name string) *Election {
+	return &Election{locker{client: c, name: name, mode: line.Exclusive}}
+}
+
+// With returns the same election with additional options, like [Mutex.With].
+func (e *Election) With(opts LockOptions) *Election { return &Election{e.locker.with(opts)} }
+
+// Name returns the election's name.
+func (e *Election) Name() string { return e.locker.name }
+
+// Campaign waits in line until the caller is the leader. It behaves like [Mutex.Lock]. If the session
+// is lost while it waits, it rejoins the line, at the end. Leading ends with the session, and is not
+// resumed: see [Hold.Context] and [Election.Run].
+//
+// The value is published with the candidate from the start. Others see it as the leader's when the
+// candidate has become the leader, perhaps shortly before Campaign returns. It is part of the owner:
+// if that becomes larger than [MaxOwnerBytes], Campaign returns an error.
+func (e *Election) Campaign(ctx context.Context, value string) (*Leadership, error) {
+	hold, err := e.candidate(value).lock(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	return &Leadership{hold}, nil
+}
+
+func (e *Election) candidate(value string) locker {
+	l := e.locker
+	l.value = value
+	return l
+}
+
+// A Leadership is the hold of an election's leader. It ends when it is resigned or lost. It is safe
+// for concurrent use.
+type Leadership struct{ *Hold }
+
+// Value returns the value that was published last.
+func (l *Leadership) Value() string { return l.Owner().Value }
+
+// Proclaim publishes another value. It never restores a leadership that has ended, and never changes
+// that of another leader.
+//
+// If the leadership is lost, the error is a [*LostError]; after [Leadership.Resign] it matches
+// [ErrReleased]. If the store cannot change the value it matches [ErrUnsupported]. After any other
+// error others may see either value.
+func (l *Leadership) Proclaim(ctx context.Context, value string) error {
+	return l.replaceOwner(ctx, func(o *Owner) { o.Value = value })
+}
+
+// Resign ends the leadership, so that the next candidate becomes leader. It is [Hold.Release].
+func (l *Leadership) Resign(ctx context.Context) error { return l.Release(ctx) }
+
+// A Leader is an election's leader, as others see it.
+type Leader struct {
+	// Value is what the leader has published; empty if Foreign is set.
+	Value string
+	// Token is the fencing token of the leader's hold. A later leader has a larger one.
+	Token uint64
+	// Owner describes the leader.
+	Owner Owner
+	// Foreign is true if a client other than Stile leads.
+	Foreign bool
+	// Session is the ID of the leader's session in the store.
+	Session string
+}
+
+// Leader returns the current leader, or nil if there is none. By the time the caller looks at it there
+// may be another one: to act only under a certain leader, let the resource check the token.
+func (e *Election) Leader(ctx context.Context) (*Leader, error) {
+	if err := e.check(); err != nil {
+		return nil, err
+	}
+	l, err := e.locker.client.Line(ctx, e.locker.name)
+	if err != nil {
+		return nil, err
+	}
+	return leaderOf(l), nil
+}
+
+func (e *Election) check() error {
+	if err := store.CheckName(e.locker.name); err != nil {
+		return fmt.Errorf("stile: %w", err)
+	}
+	return nil
+}
+
+func leaderOf(l Line) *Leader {
+	if len(l.Holders) == 0 {
+		return nil
+	}
+	h := l.Holders[0]
+	return &Leader{Value: h.Owner.Value, Token: h.Token, Owner: h.Owner, Foreign: h.Foreign, Session: h.Session}
+}
+
+// Observe yields the leader, at once and again each time that there is another leader or another
+// value, until ctx ends or the loop is left. It yields nil if there is no leader. It can skip a leader
+// or a value that is replaced within a tenth of a second, but never the last one.
+//
+// Errors are yielded as by [Client.WatchLines]: after a failed reading Observe goes on.
+func (e *Election) Observe(ctx context.Context) iter.Seq2[*Leader, error] {
+	return func(yield func(*Leader, error) bool) {
+		if err := e.check(); err != nil {
+			yield(nil, err)
+			return
+		}
+		var last *Leader
+		first := true
+		for l, err := range e.locker.client.WatchLine(ctx, e.locker.name) {
+			if err != nil {
+				if !yield(nil, err) {
+					return
+				}
+				first = true // the loop must learn who leads now
+				continue
+			}
+			now := leaderOf(l)
+			if !first && sameLeader(last, now) {
+				continue
+			}
+			first, last = false, now
+			if !yield(now, nil) {
+				return
+			}
+		}
+	}
+}
+
+func sameLeader(a, b *Leader) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Token == b.Token && a.Session == b.Session && a.Value == b.Value
+}
+
+const (
+	// firstCampaignPause and maxCampaignPause bound the pause of [Election.Run] before it campaigns
+	// again. The pause doubles.
+	firstCampaignPause = 100 * time.Millisecond
+	maxCampaignPause   = 5 * time.Second
+)
+
+// Run campaigns, and runs f as long as the caller leads. f's context ends with ctx and with the
+// leadership; f must then return.
+//
+// If the leadership is lost, Run waits until f has returned, and campaigns again: so f never runs
+// twice at the same time. The error of f is then only logged. Run also campaigns again if Campaign
+// fails because of the store, with pauses of up to five seconds.
+//
+// Run returns when f returns without a loss, also because ctx has ended: it then resigns, and returns
+// f's error joined with that of the resignation. If ctx ends while f does not run, the error matches
+// ctx.Err(). Campaign's error ends Run if repeating it would not help: the client is closed, or the
+// name, the value or the kind of lock is wrong.
+func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Context, l *Leadership) error) error {
+	c := e.locker.client
+	if err := checkOwner(e.candidate(value).owner()); err != nil {
+		return lockError(e.locker.name, err)
+	}
+	pause := firstCampaignPause
+	for {
+		lead, err := e.Campaign(ctx, value)
+		switch {
+		case err == nil:
+			pause = firstCampaignPause
+			var lost bool
+			if lost, err = runWith(ctx, lead.Hold, func(ctx context.Context) error { return f(ctx, lead) }); !lost {
+				return err
+			}
+		case ctx.Err() != nil || permanent(err):
+			return err
+		}
+		c.log(slog.LevelWarn, "campaigning again", slog.String("lock", e.locker.name), slog.Any("error", err))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return lockError(e.locker.name, ctx.Err())
+		}
+		pause = min(2*pause, maxCampaignPause)
+	}
+}
+
+// permanent reports whether another attempt to take a lock would fail with the same error.
+func permanent(err error) bool {
+	for _, target := range []error{ErrClosed, ErrBadName, ErrUnsupported, ErrReentrant, ErrKind} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
+}
