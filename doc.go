@@ -26,8 +26,8 @@
 // # Kinds of locks
 //
 // A [Mutex] has one holder, an [RWMutex] one writer or many readers, and a [Semaphore] as many holders
-// as it has slots. All have the same methods, and the same places, holds and errors come of them. In
-// each, callers get the lock in order of arrival.
+// as it has slots. An [Election] is a mutex whose holder publishes a value. The same places, holds and
+// errors come of all of them, and in each, callers get the lock in order of arrival.
 //
 // A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a
 // semaphore of n slots. A request of another kind returns a [*KindError].

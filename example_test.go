@@ -295,3 +295,54 @@ func ExampleSemaphore() {
 	// a fourth fails: true
 	// all agree on the number: true
 }
+
+// A scheduler that runs in one process at a time, and others that find it.
+func ExampleElection() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	err = client.Election("scheduler").Run(ctx, "10.0.0.7:8080", func(ctx context.Context, l *stile.Leadership) error {
+		fmt.Println("leading as", l.Value())
+		return l.Proclaim(ctx, "10.0.0.7:9090") // others read the new value from now on
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: leading as 10.0.0.7:8080
+}
+
+// Observe says who leads, and when nobody does.
+func ExampleElection_Observe() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	lead, err := client.Election("scheduler").Campaign(ctx, "10.0.0.7:8080")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for leader, err := range client.Election("scheduler").Observe(ctx) {
+		switch {
+		case err != nil:
+			log.Print(err) // Observe goes on
+		case leader == nil:
+			fmt.Println("nobody leads")
+		default:
+			fmt.Println("leader:", leader.Value)
+		}
+		if leader == nil {
+			break
+		}
+		_ = lead.Resign(ctx)
+	}
+	// Output:
+	// leader: 10.0.0.7:8080
+	// nobody leads
+}

@@ -21,15 +21,16 @@ func (c holdContext) Value(key any) any {
 // outerHold returns the hold of a client's lock that ctx comes from, if it has not ended; nil if there
 // is none. A context may come from several holds, each taken with the context of the one before.
 func outerHold(ctx context.Context, c *Client, name string) *Hold {
-	for ctx != nil {
-		h, _ := ctx.Value(holdKey{}).(*Hold)
-		if h == nil {
-			return nil
-		}
+	for h := holdOf(ctx); h != nil; h = holdOf(h.started) {
 		if q := h.tenure.queue; q.client == c && q.name == name && !h.over.Load() {
 			return h
 		}
-		ctx = h.started
 	}
 	return nil
+}
+
+// holdOf returns the innermost hold that ctx comes from; nil if there is none.
+func holdOf(ctx context.Context) *Hold {
+	h, _ := ctx.Value(holdKey{}).(*Hold)
+	return h
 }
