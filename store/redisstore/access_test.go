@@ -99,13 +99,18 @@ func TestACL_documentedSuffices(t *testing.T) {
 	go func() { watched <- st.Watch(watching, "", changed) }()
 	<-changes
 
-	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(1)} {
+		behind := line.Exclusive
+		if !line.SameKind(mode, behind) {
+			behind = mode
+		}
 		for _, name := range []string{newName(t), "{x}" + newName(t), newName(t) + "}"} {
 			a, b := open(t, newTeamStore(), longTTL), open(t, newTeamStore(), longTTL)
 			first := join(t, a, name, mode)
 			order, _ := first.await(t, store.Admitted)
-			second := join(t, b, name, line.Exclusive)
+			second := join(t, b, name, behind)
 			second.checkWaits(t)
+			wantOtherKind(t, b, name, line.Slot(3), store.Entry{Mode: mode, Order: order.Order, Session: a.ID()})
 			first.Extensions().NotifyContended(func() {})
 			confirm(t, a)
 			if l, err := st.Lines(t.Context(), name); err != nil || len(l) != 1 || len(l[0].Entries) != 2 {

@@ -5,8 +5,10 @@
 //
 // The lock "a" is the key "a": a string that exists while the lock is held and expires with the
 // holder's lease, as if it had been made by SET a value NX PX. Lockers that use that command, such
-// as redsync and hand-written ones, and Stile therefore exclude each other on the same name. The
-// other keys of the line are
+// as redsync and hand-written ones, and Stile therefore exclude each other on the same name. Their
+// hold is an exclusive entry: slots are refused behind it. A key with Stile's own mark whose holders
+// were lost is not an entry; it only closes the lock until it expires. The other keys of the line
+// are
 //
 //	{a}//q   waiters, in the order of arrival                    a sorted set
 //	{a}//h   holders, by order                                   a sorted set

@@ -77,6 +77,9 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if held, ok := errors.AsType[*store.HeldError](err); ok {
 		return nil, held
 	}
+	if kind, ok := errors.AsType[*store.KindError](err); ok {
+		return nil, kind
+	}
 	return nil, se.wrapErr(ctx, op, err)
 }
 
@@ -108,7 +111,9 @@ func (e *entry) join(ctx context.Context) error {
 		word, _ := words[0].ToString()
 		switch {
 		case word == "held":
-			return e.heldError(words)
+			return &store.HeldError{Name: e.req.Name, Holder: firstEntry(words)}
+		case word == "kind":
+			return e.kindError(firstEntry(words))
 		case word == "ended":
 			return se.lost()
 		case word == "void":
@@ -216,27 +221,33 @@ func (e *entry) over() bool {
 	return e.delivery.Over()
 }
 
-// heldError returns the error of a try that found the lock held. The script's reply has the value
-// of the lock's key if it is foreign, the first holder or waiter with its order, and that entry's
-// information.
-func (e *entry) heldError(words []message) error {
-	held := &store.HeldError{Name: e.req.Name}
+// kindError returns the error of an entry that was refused because first is of another kind.
+func (e *entry) kindError(first *store.Entry) error {
+	if first == nil {
+		return errors.New("unexpected script reply: the line is of another kind, but has no entries")
+	}
+	return &store.KindError{Mode: e.req.Mode, Other: *first}
+}
+
+// firstEntry returns the first entry of the line, from the script's reply to an entry that it
+// refused, or nil if the reply has none. The reply has the value of the lock's key if it is
+// foreign, the first holder or waiter with its order, and that entry's information.
+func firstEntry(words []message) *store.Entry {
 	if len(words) != 4 {
-		return held
+		return nil
 	}
 	if value, err := words[1].ToString(); err == nil {
-		holder := foreignEntry(value, 0)
-		held.Holder = &holder
-		return held
+		first := foreignEntry(value, 0)
+		return &first
 	}
 	who, err := words[2].AsStrSlice()
 	known, err2 := words[3].ToString()
-	if err == nil && err2 == nil && len(who) == 2 {
-		holder := parseEntry(who[0], who[1], known)
-		holder.Admitted = true
-		held.Holder = &holder
+	if err != nil || err2 != nil || len(who) != 2 {
+		return nil
 	}
-	return held
+	first := parseEntry(who[0], who[1], known)
+	first.Admitted = true
+	return &first
 }
 
 // discard removes the entry in the background.

@@ -48,7 +48,11 @@ func TestPlainLocker_mutualExclusion(t *testing.T) {
 		if !plainLock(server, name, "theirs", longTTL) {
 			t.Errorf("%v: a plain locker cannot take the lock after its release", mode)
 		}
-		s = join(t, se, name, mode)
+		behind := line.Exclusive
+		if line.SameKind(mode, behind) {
+			behind = mode
+		}
+		s = join(t, se, name, behind)
 		s.checkStillWaits(t, interceptor)
 		if !plainUnlock(server, name, "theirs") {
 			t.Errorf("%v: the plain locker lost its lock", mode)
@@ -56,6 +60,47 @@ func TestPlainLocker_mutualExclusion(t *testing.T) {
 		s.await(t, store.Admitted) // though nothing is published: D12
 		s.leave(t)
 	}
+}
+
+// A plain locker's hold is an exclusive entry, so slots are refused behind it.
+func TestPlainLocker_isExclusive(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	se := open(t, storeAt(t, server.Addr()), longTTL)
+	foreign := store.Entry{Foreign: true}
+	lockers := map[string]func(name string){
+		"a string": func(name string) { server.Do("SET", name, "theirs", "NX", "PX", "3600000") },
+		"a hash":   func(name string) { server.Do("HSET", name, "redisson", "1") },
+	}
+	for what, lock := range lockers {
+		t.Run(what, func(t *testing.T) {
+			name := newName(t)
+			lock(name)
+			wantOtherKind(t, se, name, line.Slot(1), foreign)
+			wantOtherKind(t, se, name, line.Slot(2), foreign)
+			if left := keysOf(t, server, name); len(left) != 1 {
+				t.Errorf("the refused entries left keys %q, want only the locker's", left)
+			}
+			first, second := join(t, se, name, line.Shared), join(t, se, name, line.Exclusive)
+			wantOtherKind(t, se, name, line.Slot(1), foreign)
+			server.Do("DEL", name)
+			first.await(t, store.Admitted)
+			first.leave(t)
+			second.await(t, store.Admitted)
+			second.leave(t)
+			join(t, se, name, line.Slot(2)).await(t, store.Admitted)
+		})
+	}
+	t.Run("in a line of slots", func(t *testing.T) {
+		name := newName(t)
+		join(t, se, name, line.Slot(1)).await(t, store.Admitted)
+		waiter := join(t, se, name, line.Slot(1))
+		server.Do("SET", name, "theirs") // by force
+		wantOtherKind(t, se, name, line.Slot(1), foreign)
+		server.Do("DEL", name)
+		waiter.await(t, store.Admitted)
+		join(t, se, name, line.Slot(1)).checkWaits(t)
+	})
 }
 
 // Promise: P4

@@ -222,6 +222,7 @@ if held and count == 0 then
 end
 moved = moved and count > 0 -- a remaining holder may be alone now: see finish
 local foreign = value and value ~= held
+local marked = foreign and string.sub(value, 1, #MARK) == MARK -- the holders were lost
 
 -- Returns whether an entry of mode m may be admitted beside the holders, by the rules of package
 -- line.
@@ -359,6 +360,25 @@ local function standing(id)
 	return 'gone', '0'
 end
 
+-- Returns whether an entry of mode m is of another kind than the first entry of the line: the first
+-- holder, else another locker, else the first waiter. Slots are of one kind if they agree on the
+-- number. "x" and "s", for which tonumber returns nothing, are one kind. Another locker is exclusive.
+--
+-- A mark whose holders were lost is not an entry, so it gives the line no kind. It only closes the
+-- lock until the key expires.
+local function of_other_kind(m)
+	local front = 'x'
+	if count > 0 then
+		kind = kind or mode(redis.call('ZRANGE', H, 0, 0)[1])
+		front = kind
+	elseif not foreign or marked then
+		local id = redis.call('ZRANGE', Q, 0, 0)[1]
+		if not id then return false end
+		front = mode(id)
+	end
+	return tonumber(front) ~= tonumber(m)
+end
+
 local function earliest() return tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2] or now + ABANDONED) end
 
 -- Returns the milliseconds until clients should poll again: when a lease, or the lock's key, ends.
@@ -399,7 +419,9 @@ local function crowd()
 end
 
 -- join id ms try client flag text: puts an entry in, or extends its lease if it is in. Returns its
--- standing.
+-- standing. If it is refused, returns "kind" or "held", and the first entry. A refused entry leaves
+-- nothing, so a repetition is decided anew. An entry that is in is never refused: a request whose
+-- reply was lost may have put it in.
 if op == 'join' then
 	local id, ms, try, client, flag, text = ARGV[6], tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9], ARGV[10], ARGV[11]
 	local barred = redis.call('ZSCORE', V, id)
@@ -409,8 +431,9 @@ if op == 'join' then
 	if barred then
 		reply = { 'void' }
 	elseif not there then
-		local may = not wait and not foreign and admissible(mode(id))
-		if may or not try then
+		local other = of_other_kind(mode(id))
+		local may = not other and not wait and not foreign and admissible(mode(id))
+		if may or not try and not other then
 			local place = fence()
 			if not place then
 				finish()
@@ -433,7 +456,10 @@ if op == 'join' then
 		else
 			local who = redis.call('ZRANGE', H, 0, 0, 'WITHSCORES')
 			if not who[1] then who = redis.call('ZRANGE', Q, 0, 0, 'WITHSCORES') end
-			reply = { 'held', foreign and value, who, who[1] and redis.call('HGET', E, who[1]) or '' }
+			reply = {
+				other and 'kind' or 'held', foreign and not (other and marked) and value,
+				who, who[1] and redis.call('HGET', E, who[1]) or '',
+			}
 		end
 	end
 	finish()

@@ -22,7 +22,8 @@ func TestLine_manyWaiters(t *testing.T) {
 	const turns, others = 50, 500 // together more than one visit
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	holder := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
+	holder := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Slot(1))
+	holder.await(t, store.Admitted)
 	st := storeAt(t, server.Addr())
 	st.DisablePolling() // so that they advance by messages only
 	se := open(t, st, longTTL)
