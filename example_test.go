@@ -346,3 +346,21 @@ func ExampleElection_Observe() {
 	// leader: 10.0.0.7:8080
 	// nobody leads
 }
+
+// Two locks, or none.
+func ExampleClient_LockAll() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	both, err := client.LockAll(ctx, "accounts/7", "accounts/3")
+	if err != nil {
+		log.Fatal(err) // neither is held
+	}
+	defer both.Release(ctx)
+	fmt.Println("holding", both.Names())
+	// Output: holding [accounts/3 accounts/7]
+}

@@ -1,0 +1,218 @@
+package stile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
+
+// LockAll takes the locks of all names, each like [Mutex.Lock], or none of them. However the callers
+// of LockAll order their names, they do not wait for each other in a circle: LockAll takes the locks
+// one after another, sorted by name. So it takes about as long as that many calls of Lock, and it may
+// hold some of the locks while it waits for others.
+//
+// If a lock is lost while LockAll waits for the next one, it releases all and begins again. On failure
+// nothing is held, as with Mutex.Lock. It is an error to give no name, or one name twice.
+//
+// A caller that holds one lock and then calls LockAll, or the other way round, must itself take care
+// that all callers do so in the order of the names.
+func (c *Client) LockAll(ctx context.Context, names ...string) (*MultiHold, error) {
+	return c.lockAll(ctx, names, false)
+}
+
+// TryLockAll is LockAll, but does not wait for the locks. If one of them is not free, it releases the
+// others and returns the [*HeldError] of [Mutex.TryLock].
+func (c *Client) TryLockAll(ctx context.Context, names ...string) (*MultiHold, error) {
+	return c.lockAll(ctx, names, true)
+}
+
+func (c *Client) lockAll(ctx context.Context, names []string, try bool) (*MultiHold, error) {
+	names = slices.Sorted(slices.Values(names))
+	if err := checkNames(names); err != nil {
+		return nil, err
+	}
+	for {
+		m := &MultiHold{}
+		err := m.take(ctx, c, names, try)
+		if err == nil {
+			return m, nil
+		}
+		m.giveUp(ctx)
+		switch {
+		case !errors.Is(err, errLostOne):
+			return nil, err
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("stile: lock several names: %w: %w", ctx.Err(), err)
+		}
+	}
+}
+
+func checkNames(names []string) error {
+	if len(names) == 0 {
+		return errors.New("stile: lock several names: there is none")
+	}
+	for i, name := range names {
+		if err := store.CheckName(name); err != nil {
+			return fmt.Errorf("stile: %w", err)
+		}
+		if i > 0 && name == names[i-1] {
+			return fmt.Errorf("stile: lock %q: it is given twice; locks are not re-entrant", name)
+		}
+	}
+	return nil
+}
+
+// errLostOne means that one of several locks was lost before all were held.
+var errLostOne = errors.New("one of several locks was lost")
+
+// A MultiHold is what [Client.LockAll] returns: several locks that are held. It ends when they are
+// released, or when one of them is lost. It is safe for concurrent use.
+type MultiHold struct {
+	holds []*Hold // sorted by name
+
+	ctx  context.Context
+	end  context.CancelCauseFunc
+	stop []func() bool // end the observation of the holds
+
+	mu   sync.Mutex
+	lost *LostError // the first loss
+}
+
+// take takes the locks. On failure the ones that it has taken must be given up.
+func (m *MultiHold) take(ctx context.Context, c *Client, names []string, try bool) error {
+	waiting, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	for _, name := range names {
+		h, err := locker{client: c, name: name}.lock(m.withHolds(waiting), try)
+		if cause := context.Cause(waiting); err != nil && errors.Is(cause, errLostOne) {
+			return cause
+		}
+		if err != nil {
+			return err
+		}
+		m.holds = append(m.holds, h)
+		defer context.AfterFunc(h.Context(), func() { giveUp(fmt.Errorf("%w: %w", errLostOne, context.Cause(h.Context()))) })()
+	}
+	m.ctx, m.end = context.WithCancelCause(context.WithoutCancel(m.withHolds(ctx)))
+	for _, h := range m.holds {
+		m.stop = append(m.stop, context.AfterFunc(h.Context(), func() { m.lose(h) }))
+	}
+	if !m.Valid() {
+		return errLostOne
+	}
+	return nil
+}
+
+// withHolds returns ctx with the values of the last hold's context, and so of all the holds'. By these
+// a nested Lock recognizes them.
+func (m *MultiHold) withHolds(ctx context.Context) context.Context {
+	if len(m.holds) == 0 {
+		return ctx
+	}
+	last := m.holds[len(m.holds)-1]
+	return valuesContext{ctx, context.WithoutCancel(last.Context())}
+}
+
+// giveUp releases what a failed attempt has taken.
+func (m *MultiHold) giveUp(ctx context.Context) {
+	m.unobserve()
+	for _, h := range slices.Backward(m.holds) {
+		_ = h.Release(ctx)
+	}
+}
+
+func (m *MultiHold) unobserve() {
+	for _, stop := range m.stop {
+		stop()
+	}
+}
+
+// lose records that a hold has been lost.
+func (m *MultiHold) lose(h *Hold) {
+	lost, ok := errors.AsType[*LostError](h.Err())
+	if !ok {
+		return // it was released
+	}
+	m.mu.Lock()
+	if m.lost == nil {
+		m.lost = lost
+	}
+	m.mu.Unlock()
+	m.end(lost)
+}
+
+// Names returns the names of the locks, sorted.
+func (m *MultiHold) Names() []string {
+	names := make([]string, 0, len(m.holds))
+	for _, h := range m.holds {
+		names = append(names, h.Name())
+	}
+	return names
+}
+
+// Token returns the fencing token of one of the locks, as [Hold.Token] does; zero if the name is not
+// one of them.
+func (m *MultiHold) Token(name string) uint64 {
+	for _, h := range m.holds {
+		if h.Name() == name {
+			return h.Token()
+		}
+	}
+	return 0
+}
+
+// Context returns a context that ends when the first of the locks is lost, with its [*LostError] as the
+// cause, or with [ErrReleased] after Release. It has the values of LockAll's context. When it has ended
+// because of a loss, the other locks stay held until they are released or lost too.
+func (m *MultiHold) Context() context.Context { return m.ctx }
+
+// Err returns the [*LostError] of the first lock that was lost, and nil if none was.
+func (m *MultiHold) Err() error {
+	for _, h := range m.holds {
+		if err := h.Err(); err != nil {
+			m.lose(h)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lost == nil {
+		return nil
+	}
+	return m.lost
+}
+
+// Valid reports whether all locks are held now, as [Hold.Valid] does for one.
+func (m *MultiHold) Valid() bool {
+	return !slices.ContainsFunc(m.holds, func(h *Hold) bool { return !h.Valid() })
+}
+
+// Deadline returns when the first of the locks will be lost if no further renewal is confirmed, as
+// [Hold.Deadline] does for one.
+func (m *MultiHold) Deadline() time.Time {
+	first := m.holds[0].Deadline()
+	for _, h := range m.holds[1:] {
+		if d := h.Deadline(); d.Before(first) {
+			first = d
+		}
+	}
+	return first
+}
+
+// Release gives all locks up, and behaves like [Hold.Release] for each: it returns their errors,
+// joined, and nil if all were held until now. Releasing again returns nil.
+func (m *MultiHold) Release(ctx context.Context) error {
+	m.unobserve()
+	m.end(ErrReleased)
+	ctx, cancel := withGrace(ctx)
+	defer cancel()
+	var errs []error
+	for _, h := range slices.Backward(m.holds) {
+		errs = append(errs, h.Release(ctx))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,308 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+)
+
+// A multiWaiter is a call of LockAll in progress.
+type multiWaiter struct {
+	t    *testing.T
+	done chan struct{}
+	hold *stile.MultiHold
+	err  error
+}
+
+func lockAll(ctx context.Context, t *testing.T, c *stile.Client, names ...string) *multiWaiter {
+	t.Helper()
+	w := &multiWaiter{t: t, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.hold, w.err = c.LockAll(ctx, names...)
+	}()
+	synctest.Wait()
+	return w
+}
+
+func (w *multiWaiter) expectWaiting() {
+	w.t.Helper()
+	if closed(w.done) {
+		w.t.Fatalf("LockAll returned %v, %v, want it to wait", w.hold, w.err)
+	}
+}
+
+func (w *multiWaiter) expectHold() *stile.MultiHold {
+	w.t.Helper()
+	if !closesWithin(w.done, ttl) || w.err != nil {
+		w.t.Fatalf("LockAll: got error %v, want a hold within %v", w.err, ttl)
+	}
+	return w.hold
+}
+
+func releaseAll(t *testing.T, m *stile.MultiHold) {
+	t.Helper()
+	if err := m.Release(t.Context()); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+}
+
+// Promise: P1
+func TestLockAll_holdsAll(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		m := lockAll(t.Context(), t, ann, "c", "a", "b").expectHold()
+		if got := m.Names(); !slices.Equal(got, []string{"a", "b", "c"}) {
+			t.Errorf("Names: got %q, want a, b, c", got)
+		}
+		if !m.Valid() || m.Err() != nil || m.Context().Err() != nil || m.Deadline().Before(time.Now()) {
+			t.Errorf("got valid %v, error %v, context %v, deadline %v", m.Valid(), m.Err(), m.Context().Err(), m.Deadline())
+		}
+		var waiters []*waiter
+		for _, name := range []string{"a", "b", "c"} {
+			w.expectLine(name, "ann")
+			if m.Token(name) == 0 {
+				t.Errorf("lock %q has no token", name)
+			}
+			waiters = append(waiters, wait(t.Context(), t, bob, name))
+		}
+		if m.Token("d") != 0 {
+			t.Errorf("a lock that is not held has the token %d", m.Token("d"))
+		}
+		releaseAll(t, m)
+		for i, name := range []string{"a", "b", "c"} {
+			h := waiters[i].expectHoldNow()
+			if h.Token() <= m.Token(name) {
+				t.Errorf("lock %q: tokens %d, then %d; want an increase", name, m.Token(name), h.Token())
+			}
+			release(t, h)
+		}
+		if m.Valid() || m.Err() != nil || context.Cause(m.Context()) != stile.ErrReleased {
+			t.Errorf("after Release: got valid %v, error %v, cause %v", m.Valid(), m.Err(), context.Cause(m.Context()))
+		}
+		releaseAll(t, m) // again
+	})
+}
+
+// Callers in several processes and goroutines name overlapping sets in random orders. All of them
+// get their locks (redisson #4050, #1160).
+// Promise: P1, P7
+func TestLockAll_noDeadlock(t *testing.T) {
+	for seed := range uint64(20) {
+		scenario(t, func(t *testing.T, w *testEnv) {
+			const processes, callers, rounds = 3, 2, 10
+			names := []string{"a", "b", "c", "d"}
+			var mu sync.Mutex
+			holders := map[string]int{}
+			enter := func(set []string, n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, name := range set {
+					if holders[name] += n; holders[name] > 1 {
+						t.Errorf("lock %q has %d holders", name, holders[name])
+					}
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			var all sync.WaitGroup
+			for i := range processes {
+				c := w.client(fmt.Sprint("client", i))
+				for j := range callers {
+					rng := rand.New(rand.NewPCG(seed, uint64(i*callers+j)))
+					all.Go(func() {
+						for range rounds {
+							set := make([]string, 0, len(names))
+							for _, k := range rng.Perm(len(names))[:1+rng.IntN(len(names))] {
+								set = append(set, names[k])
+							}
+							m, err := c.LockAll(ctx, set...)
+							if err != nil {
+								t.Errorf("seed %d: LockAll(%q): %v", seed, set, err)
+								return
+							}
+							enter(set, 1)
+							time.Sleep(time.Duration(rng.IntN(10)) * time.Millisecond)
+							enter(set, -1)
+							if err := m.Release(ctx); err != nil {
+								t.Errorf("seed %d: Release: %v", seed, err)
+							}
+						}
+					})
+				}
+			}
+			all.Wait()
+		})
+	}
+}
+
+// Promise: P5
+func TestLockAll_givenUpLeavesNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		held := lock(t, bob, "b")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := ann.LockAll(ctx, "a", "b", "c")
+		expectError(t, err, context.DeadlineExceeded)
+		if !strings.Contains(err.Error(), `"b"`) {
+			t.Errorf("error %q does not name the lock that was waited for", err)
+		}
+		synctest.Wait()
+		w.expectLine("a")
+		w.expectLine("b", "bob")
+		w.expectLine("c")
+		release(t, held)
+	})
+}
+
+func TestTryLockAll(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		held := lock(t, bob, "b")
+		_, err := ann.TryLockAll(t.Context(), "c", "b", "a")
+		if other, ok := errors.AsType[*stile.HeldError](err); !ok || other.Name != "b" {
+			t.Errorf("TryLockAll: got %v, want a HeldError for b", err)
+		}
+		w.expectLine("a")
+		w.expectLine("c")
+		release(t, held)
+		m, err := ann.TryLockAll(t.Context(), "c", "b", "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		releaseAll(t, m)
+	})
+}
+
+// One lock is lost. The holder is notified, and the others stay held until it releases them.
+// Promise: P6
+func TestLockAll_lossOfOne(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		m := lockAll(t.Context(), t, ann, "a", "b", "c").expectHold()
+		w.evict("b", "ann")
+		synctest.Wait()
+		if m.Valid() || m.Context().Err() == nil {
+			t.Errorf("after a loss: got valid %v, context %v", m.Valid(), m.Context().Err())
+		}
+		for _, err := range []error{m.Err(), context.Cause(m.Context())} {
+			if lost := asLost(t, err); lost.Name != "b" || lost.Reason != stile.LostEvicted {
+				t.Errorf("got %v, want the loss of b", lost)
+			}
+		}
+		w.expectLine("a", "ann")
+		w.expectLine("b")
+		err := m.Release(t.Context())
+		expectError(t, err, stile.ErrLost)
+		for _, name := range []string{"a", "b", "c"} {
+			w.expectLine(name)
+		}
+		if lost := asLost(t, m.Err()); lost.Name != "b" {
+			t.Errorf("after Release: got %v, want the loss of b", lost)
+		}
+	})
+}
+
+// A lock is lost while LockAll waits for the next one. It never returns with a part of the locks.
+// Promise: P1, P7
+func TestLockAll_lossWhileWaiting(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		last := lock(t, bob, "c")
+		all := lockAll(t.Context(), t, ann, "a", "b", "c")
+		next := wait(t.Context(), t, cid, "a")
+		w.evict("a", "ann")
+		other := next.expectHoldNow()
+		all.expectWaiting()
+		w.expectLine("b") // given up, until a is held again
+		w.expectLine("c", "bob")
+		release(t, last)
+		all.expectWaiting()
+		release(t, other)
+		m := all.expectHold()
+		if !m.Valid() {
+			t.Error("LockAll returned with a lock that is not held")
+		}
+		releaseAll(t, m)
+	})
+}
+
+// The first lock is lost after the last one was acquired, and before LockAll returns.
+// Promise: P1, P7
+func TestLockAll_lossBeforeReturn(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		evictions := 0
+		ann := w.client("ann", func(o *stile.Options) {
+			o.Hooks.HoldStart = func(ctx context.Context, e stile.HoldStartEvent) context.Context {
+				if e.Name == "b" && evictions < 3 {
+					evictions++
+					w.evict("a", "ann")
+					time.Sleep(time.Millisecond) // until the loss is known
+				}
+				return ctx
+			}
+		})
+		m := lockAll(t.Context(), t, ann, "a", "b").expectHold()
+		if !m.Valid() || evictions != 3 {
+			t.Errorf("got valid %v after %d evictions, want true after 3", m.Valid(), evictions)
+		}
+		releaseAll(t, m)
+	})
+}
+
+func TestLockAll_sessionLostWhileWaiting(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		last := lock(t, bob, "b")
+		all := lockAll(t.Context(), t, ann, "a", "b")
+		w.cut(w.session("ann"))
+		time.Sleep(2 * ttl)
+		w.heal()
+		all.expectWaiting()
+		release(t, last)
+		m := all.expectHold()
+		releaseAll(t, m)
+	})
+}
+
+func TestLockAll_badNames(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		c := w.client("ann")
+		_, err := c.LockAll(t.Context(), "a", "")
+		expectError(t, err, stile.ErrBadName)
+		for _, names := range [][]string{nil, {"a", "b", "a"}} {
+			if _, err := c.LockAll(t.Context(), names...); err == nil {
+				t.Errorf("LockAll(%q): got no error", names)
+			}
+		}
+		if ids := w.store.Sessions(); len(ids) > 0 {
+			t.Errorf("got sessions %v, want none", ids)
+		}
+	})
+}
+
+// Each of the locks is recognized as held.
+func TestLockAll_nested(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		c := w.client("ann")
+		m := lockAll(t.Context(), t, c, "a", "b").expectHold()
+		for _, name := range m.Names() {
+			_, err := c.Mutex(name).Lock(m.Context())
+			expectError(t, err, stile.ErrReentrant)
+		}
+		_, err := c.LockAll(m.Context(), "b", "c")
+		expectError(t, err, stile.ErrReentrant)
+		w.expectLine("c")
+		releaseAll(t, m)
+	})
+}
