@@ -43,6 +43,6 @@
 //
 // Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself. Pass
 // the hold's context on, and Lock returns [ErrReentrant] instead. Stile does not detect other
-// deadlocks; [Client.LockAll] takes several locks without one. A hold does not
-// belong to a goroutine: any goroutine may release it.
+// deadlocks; [Client.LockAll] takes several locks without one. A hold does not belong to a goroutine:
+// any goroutine may release it.
 package stile
