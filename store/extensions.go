@@ -49,8 +49,9 @@ type Extensions struct {
 	// The entry may be waiting or admitted. If it is gone, or Withdraw or WithdrawAfter was called,
 	// the error matches [ErrGone] or [ErrSessionLost] and nothing changes: a removed entry is never
 	// restored. After any other error others may see either owner, and an unanswered request may
-	// still take effect, but not after the entry is gone or detached. SetOwner may be called again
-	// and concurrently; then any of the calls may take effect last.
+	// still take effect, but not after the entry is gone or detached, or after a later call has
+	// succeeded. SetOwner may be called again and concurrently; then any of the concurrent calls may
+	// take effect last.
 	SetOwner func(ctx context.Context, owner Owner) error
 
 	// NotifyContended makes the store call f once when another entry waits behind this one: at once

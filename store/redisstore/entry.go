@@ -19,6 +19,7 @@ import (
 
 // payload is the public information about an entry, stored as JSON.
 type payload struct {
+	Change  int64       `json:"change,omitempty"` // number of the change of the owner; the script finds it at the start
 	Session string      `json:"session"`
 	Owner   store.Owner `json:"owner"`
 }
@@ -30,6 +31,7 @@ type entry struct {
 	id      string
 	line    lineKeys
 	payload string
+	changes atomic.Int64 // number of calls of setOwner
 
 	joinInDoubt    atomic.Bool // a request to put it in was abandoned, and may yet be carried out
 	removed        atomic.Bool // it is known to be out of the line

@@ -529,14 +529,14 @@ if op == 'linger' then
 	return there and 1 or 0
 end
 
--- owner id text: changes the information about an entry, unless that has a time of its own. Returns
--- whether it was there.
+-- owner id number text: changes the information about an entry, unless the entry leaves at a time of
+-- its own, or a change with a larger number was made. Returns whether it was there.
 if op == 'owner' then
 	local id = ARGV[6]
-	local client, flag = parts(id)
+	local client, flag, text = parts(id)
 	local there = client and flag ~= 't' and (redis.call('ZSCORE', H, id) or redis.call('ZSCORE', Q, id))
-	if there then
-		redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. ARGV[7])
+	if there and tonumber(string.match(text, '^{"change":(%d+)') or 0) < tonumber(ARGV[7]) then
+		redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. ARGV[8])
 		changed = true
 	end
 	settle()

@@ -61,3 +61,36 @@ func TestSetOwner_lateRequestChangesNothing(t *testing.T) {
 		})
 	}
 }
+
+// An abandoned request arrives after a later one was carried out.
+// Promise: P6
+func TestSetOwner_lateRequestAfterLaterOne(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	st, interceptor := interceptedStore(t, server.Addr())
+	s := hold(t, open(t, st, longTTL), name)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var deliver func(context.Context) []rueidis.RedisResult
+	interceptor.next("owner", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+		deliver = send
+		cancel()
+		return failRequest(ctx, send)
+	})
+	if err := s.Extensions().SetOwner(ctx, store.Owner{Value: "first"}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("SetOwner: got %v, want Canceled", err)
+	}
+	if err := s.Extensions().SetOwner(t.Context(), store.Owner{Value: "second"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range deliver(t.Context()) {
+		if err := r.Error(); err != nil {
+			t.Error(err)
+		}
+	}
+	l, err := st.Line(t.Context(), name)
+	if err != nil || len(l.Entries) != 1 || l.Entries[0].Owner.Value != "second" {
+		t.Errorf("line: got %+v, %v, want the second value", l, err)
+	}
+}
