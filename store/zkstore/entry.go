@@ -109,6 +109,10 @@ func (e *entry) enter(ctx context.Context) error {
 	ahead, err := e.entriesAhead(ctx, children)
 	switch {
 	case err != nil:
+	case e.otherKind(ahead):
+		// This entry must not delay those of the line's kind.
+		e.undo(ctx)
+		return e.kindErr(ctx, ahead[0])
 	case e.req.Try && !line.Admits(e.req.Mode, modes(ahead)):
 		// The line was free in the first listing, and another client was faster. This entry must
 		// not delay it.
@@ -146,6 +150,9 @@ func (e *entry) checkFree(ctx context.Context) error {
 		}
 		if !exact {
 			continue
+		}
+		if e.otherKind(cs) {
+			return e.kindErr(ctx, cs[0])
 		}
 		leaving, held := e.heldBy(ctx, cs)
 		if !leaving || n >= maxRereads {
@@ -197,6 +204,21 @@ func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, er
 		leaving = e.session.group.leaving(e.line.dir, holder)
 	}
 	return leaving, held
+}
+
+// otherKind reports whether the first entry of the line is of another kind than this one.
+func (e *entry) otherKind(ahead []contender) bool {
+	return len(ahead) > 0 && !line.SameKind(e.req.Mode, ahead[0].mode)
+}
+
+// kindErr returns the error of an entry that is refused because of the first entry of the line, with
+// what can be read of that entry.
+func (e *entry) kindErr(ctx context.Context, first contender) error {
+	other, err := readEntry(ctx, e.session.client, e.line.dir, first)
+	if err != nil {
+		other = store.Entry{Mode: first.mode, Foreign: !first.ours()}
+	}
+	return &store.KindError{Mode: e.req.Mode, Other: other}
 }
 
 // createNode repeats the creation of the node until an attempt is answered. It returns a listing of

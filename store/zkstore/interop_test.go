@@ -248,7 +248,7 @@ func receive(t *testing.T, ch <-chan struct{}, what string) {
 // Promise: P1
 func TestInterop_goZookeeperLock(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
 		for _, readWrite := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, ReadWrite %v", mode, readWrite), func(t *testing.T) {
 				t.Parallel()
@@ -264,7 +264,7 @@ func TestInterop_curatorMutex(t *testing.T) {
 	t.Parallel()
 	c := startCurator(t, "mutex")
 	st := newStore(t, nil, server(t).Endpoint())
-	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
 		testMutualExclusion(t, c, st, mode)
 	}
 }
@@ -274,13 +274,11 @@ func TestInterop_curatorReadWriteLock(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, &zkstore.Options{ReadWrite: true}, server(t).Endpoint())
 	writer := startCurator(t, "write")
-	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
 		testMutualExclusion(t, writer, st, mode)
 	}
 	reader := startCurator(t, "read")
-	for _, mode := range []line.Mode{line.Exclusive, line.Slot(3)} {
-		testMutualExclusion(t, reader, st, mode)
-	}
+	testMutualExclusion(t, reader, st, line.Exclusive)
 
 	name := newName(t)
 	enqueue(t, openSession(t, st), name, line.Shared).await(t, store.Admitted)
@@ -372,7 +370,7 @@ func TestLine_remarkOnKazoo(t *testing.T) {
 	for _, readWrite := range []bool{false, true} {
 		st := newStore(t, &zkstore.Options{ReadWrite: readWrite}, server(t).Endpoint())
 		se := openSession(t, st)
-		for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+		for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
 			j := enqueue(t, se, name, mode)
 			l, err := st.Line(t.Context(), name)
 			if err != nil || len(l.Remarks) != 1 {
