@@ -143,6 +143,7 @@ type history struct {
 	rw       *model
 	slots    *model
 	election *model
+	sets     map[string]*model // by name
 
 	mu      sync.Mutex
 	granted map[string]int
@@ -153,6 +154,7 @@ func newHistory(t *testing.T, stores []store.Store) *history {
 	h := &history{
 		t: t, seed: rand.Uint64(), shared: stores[0].Capabilities().SharedModes,
 		rw: &model{limit: 1 << 20}, slots: &model{limit: historySlots}, election: &model{limit: 1},
+		sets:    map[string]*model{"set/a": {limit: 1}, "set/b": {limit: 1}, "set/c": {limit: 1}},
 		granted: make(map[string]int), led: make(map[string]uint64),
 	}
 	t.Logf("seed %d", h.seed)
@@ -190,7 +192,7 @@ func (h *history) run() {
 	observers.Wait()
 
 	// A kind that was never granted has not been tested (etcd #6408).
-	kinds := []string{"Campaign"}
+	kinds := []string{"Campaign", "LockAll"}
 	if h.shared {
 		kinds = append(kinds, "Lock", "RLock", "Acquire")
 		h.triesSucceed()
@@ -200,7 +202,7 @@ func (h *history) run() {
 			h.t.Errorf("%s never succeeded: %v", kind, h.granted)
 		}
 	}
-	for _, name := range []string{"rw", "slots", "election"} {
+	for _, name := range []string{"rw", "slots", "election", "set/a", "set/b", "set/c"} {
 		l, err := h.clients[0].Line(h.t.Context(), name)
 		if err != nil || len(l.Holders)+len(l.Waiters) > 0 {
 			h.t.Errorf("the line %q at the end: %+v, %v; want it empty", name, l, err)
@@ -227,16 +229,20 @@ func (h *history) triesSucceed() {
 
 // step acquires one lock, perhaps gives up, holds it for a moment and releases it.
 func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
-	kinds := []string{"Lock", "RLock", "RLock", "TryLock", "TryRLock", "Acquire", "Acquire", "TryAcquire", "Campaign"}
-	kind := kinds[rng.IntN(len(kinds))]
+	kinds := []string{"Lock", "RLock", "RLock", "TryLock", "TryRLock", "Acquire", "Acquire", "TryAcquire", "Campaign", "LockAll"}
 	if !h.shared {
-		kind = "Campaign"
+		kinds = []string{"Campaign", "LockAll"}
 	}
+	kind := kinds[rng.IntN(len(kinds))]
 	ctx, cancel := h.t.Context(), context.CancelFunc(func() {})
 	if rng.IntN(4) == 0 {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(20))*time.Millisecond)
 	}
 	defer cancel()
+	if kind == "LockAll" {
+		h.lockAll(ctx, c, rng)
+		return
+	}
 
 	var hold *stile.Hold
 	var err error
@@ -286,6 +292,36 @@ func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
 	m.leave(exclusive)
 	if err := hold.Release(h.t.Context()); err != nil {
 		h.t.Errorf("%s: Release: %v", kind, err)
+	}
+}
+
+// lockAll holds a random set of locks for a moment.
+func (h *history) lockAll(ctx context.Context, c *stile.Client, rng *rand.Rand) {
+	names := []string{"set/a", "set/b", "set/c"}
+	rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	names = names[:2+rng.IntN(2)]
+	m, err := c.LockAll(ctx, names...)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return
+	case err != nil:
+		h.t.Errorf("LockAll: %v", err)
+		return
+	}
+	h.mu.Lock()
+	h.granted["LockAll"]++
+	h.mu.Unlock()
+	for _, name := range names {
+		if err := h.sets[name].enter(m.Token(name), true); err != nil {
+			h.t.Errorf("LockAll, %q: %v", name, err)
+		}
+	}
+	time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
+	for _, name := range names {
+		h.sets[name].leave(true)
+	}
+	if err := m.Release(h.t.Context()); err != nil {
+		h.t.Errorf("LockAll: Release: %v", err)
 	}
 }
 
