@@ -94,6 +94,9 @@ func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, time string)
 	if e.Owner.Reason != "" {
 		fmt.Fprintf(table, "\treason: %s\n", plain(e.Owner.Reason))
 	}
+	if e.Owner.Value != "" { // of an election
+		fmt.Fprintf(table, "\tvalue: %s\n", plain(e.Owner.Value))
+	}
 	for _, key := range slices.Sorted(maps.Keys(e.Owner.Labels)) {
 		fmt.Fprintf(table, "\tlabel: %s=%s\n", plain(key), plain(e.Owner.Labels[key]))
 	}

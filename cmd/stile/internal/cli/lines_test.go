@@ -97,9 +97,11 @@ func TestDetails(t *testing.T) {
 	t.Parallel()
 	slot := bob()
 	slot.Mode = line.Slot(3)
+	leader := ann()
+	leader.Owner.Value = "web-3:80\x1b"
 	expectText(t, details(stile.Line{
 		Name:    "deploy/web",
-		Holders: []stile.Entry{ann()},
+		Holders: []stile.Entry{leader},
 		Waiters: []stile.Entry{slot, foreign(), evil(), {Session: "7"}},
 		Remarks: []string{"key \"x\" is\x1b[1m stray:\ndelete it"},
 	}, noon), `
@@ -107,6 +109,7 @@ lock deploy/web: held, 4 waiting
 holder    ann@web-3 pid 812 (deploy.sh)
           token 34816, exclusive, held for 3m12s, waited 2s, session 694d98a1c2e45f has 14s left
           reason: release 1.2
+          value: web-3:80\x1b
           label: env=prod
           label: team=web
 waiter 1  bob@web-1 pid 99 (deploy.sh)
