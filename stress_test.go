@@ -102,7 +102,7 @@ func (s *stress) durationUpTo(d time.Duration) time.Duration { return time.Durat
 
 // fault returns a random fault. Late and lost replies make outcomes ambiguous.
 func (s *stress) fault(c memstore.Call) memstore.Fault {
-	if time.Now().After(s.end) {
+	if !time.Now().Before(s.end) { // at s.end itself too: a session that is lost then starts a final round
 		return memstore.Fault{}
 	}
 	s.mu.Lock()
