@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 # The modules that users import or install, and the other modules. Each is checked by itself and without the workspace, so
 # with the versions that its users get.
-MODULES := . store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
+MODULES := . guard/s3guard store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
 BESIDE  := examples lab
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
@@ -151,6 +151,11 @@ ROW   ?=
 .PHONY: torture
 torture: servers ## two hours: all targets under all faults, a run for each of SEEDS=11,12,.. or of ROW=zk3-storm; resumes
 	go run ./lab/torture matrix --seeds '$(SEEDS)' --row '$(ROW)'
+
+PAUSES ?= 300
+.PHONY: torture-guards
+torture-guards: servers ## three minutes: stop holders within guarded writes, PAUSES=300 times for each guard, thirty side by side
+	cd lab && GOWORK=off go test -count=1 -v -timeout=30m -run='TestPauses$$' ./guards -pauses=$(PAUSES) | grep -E 'seed|violat|^(---|FAIL|ok)|^    ---'
 
 .PHONY: soak
 soak: build ## ten minutes: measure stile serve with 10 000 sessions and 100 000 entries

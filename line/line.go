@@ -13,9 +13,9 @@
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
 // join behind it or leave.
 //
-// A line should have entries of one kind; see [SameKind]. The rules decide about every line, though,
-// because a store may show the entry of a client that is about to be refused, or that ignores
-// kinds: a slot waits behind an exclusive entry like any other entry.
+// A line should have entries of one kind; see [SameKind]. But it may also have an entry of another
+// kind: one that is about to be refused, or that of a client that ignores kinds. So the rules decide
+// about every line: a slot waits behind an exclusive entry, for example.
 package line
 
 // An Entry is one position in a line.

@@ -31,8 +31,8 @@ var Shared = Mode{kind: shared}
 const MaxSlots = 1 << 20
 
 // Slot returns the mode of an entry that takes one of n slots. The entries of a line should agree
-// on n; see [SameKind]. If they do not, the smallest n of an entry and those ahead of it counts. Slot panics unless
-// 1 ≤ n ≤ [MaxSlots].
+// on n; see [SameKind]. If they do not, what counts for an entry is the smallest n among itself and the
+// entries ahead of it. Slot panics unless 1 ≤ n ≤ [MaxSlots].
 func Slot(n int) Mode {
 	if n < 1 || n > MaxSlots {
 		panic(fmt.Sprintf("line: a line of %d slots: there must be between 1 and %d", n, MaxSlots))

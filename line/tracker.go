@@ -19,8 +19,8 @@ func NewTracker(me Entry, others []Entry) *Tracker {
 }
 
 // Left records that the entry with the given ID left the line when the store's order was at. It
-// reports whether that entry was ahead. An entry with the same ID and an order larger than at joined
-// later, and is kept.
+// reports whether that entry was ahead. An entry with the same ID whose order is at or larger joined
+// after that, and is kept.
 func (p *Tracker) Left(id string, at uint64) bool {
 	e, ok := p.ahead[id]
 	if !ok || at <= e.Order {

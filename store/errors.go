@@ -16,9 +16,9 @@ var (
 	// ErrGone means that the entry is not in its line: it was withdrawn, it was removed by another
 	// client, or it never existed.
 	ErrGone = errors.New("entry gone")
-	// ErrNotKnown means that the entry is out of its line, but that it is unknown whether this caller
-	// removed it: an earlier request to remove it got no reply, and the repeated request found no
-	// entry.
+	// ErrNotKnown means that the entry is out of its line, but that it is unknown whether it was there
+	// until then: an earlier request to remove it got no reply, and the repeated request found no
+	// entry. So this caller or another client may have removed it.
 	ErrNotKnown = errors.New("not known whether the entry was still there")
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = errors.New("not supported by this store")
@@ -33,7 +33,8 @@ var (
 type KindError struct {
 	// Mode is the requested mode.
 	Mode line.Mode
-	// Other is the first entry in the line, as far as the store has looked.
+	// Other is the first known entry in the line. If the conflict was found within a client, without
+	// a request to the store, only its Mode and Owner are set.
 	Other Entry
 }
 

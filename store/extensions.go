@@ -61,4 +61,9 @@ type Extensions struct {
 	// It is not part of [Request], because watching for later entries can cost a store more than
 	// everything else. Only entries for which it is called have that cost.
 	NotifyContended func(f func())
+
+	// Key is where the entry is in the store: the key on etcd, the path of the node on ZooKeeper. A
+	// transaction that finds an entry with this key and this order has found this entry, so a guard
+	// can check that it is still in the line. Key is empty on stores without such transactions.
+	Key string
 }

@@ -11,8 +11,9 @@
 // tested from outside. Run it on every new store.
 //
 //   - Admission. An entry is reported [Admitted] only if the rules of package line admit it, in the
-//     order of arrival at the store. Before that the store must have found in the line the very
-//     entry that this call of Enqueue made. That all other entries are gone is not enough.
+//     order of arrival at the store. (A store without [Capabilities.Fair] may use another order.)
+//     Before the report the store must have found in the line the very entry that this call of
+//     Enqueue made. That all other entries are gone is not enough.
 //   - Order. The [Standing.Order] of an admitted entry is larger than that of every conflicting
 //     entry admitted before it with the same name, as long as the store keeps its data. Fencing
 //     tokens are made from it.
@@ -22,8 +23,8 @@
 //     [Extensions.WithdrawAfter] have a time of their own.
 //   - Withdrawal. Withdraw removes only its own entry, even if that entry is gone and another
 //     one has the same key.
-//   - Failed calls leave nothing. If [Session.Enqueue] fails or its context ends, no entry of that call stays in the
-//     line, or its removal has started. Nothing outlives its session, except what
+//   - Failed calls leave nothing. If [Session.Enqueue] fails or its context ends, no entry of that
+//     call is in the line, or its removal has started. Nothing outlives its session, except what
 //     [Extensions.WithdrawAfter] and [Extensions.Mark] leave on purpose.
 //   - Every admission is reported. Lost messages, reconnections, compactions and leader changes may
 //     delay the report of a new standing, but never suppress it.
@@ -33,7 +34,7 @@
 // Every store implements Store, Session and Ticket. Optional features are functions: those for one
 // entry are in the [Extensions] of its ticket, the others in [Capabilities], which also says in
 // advance which Extensions there are. A nil function means that the store lacks the feature. So a
-// store does not mention what it lacks, and a new feature can be added to the contract without
+// store sets only the functions that it has, and a new feature can be added to the contract without
 // breaking existing stores.
 //
 // They are functions, not optional interfaces, because stores are wrapped: to rename locks, count
@@ -132,9 +133,10 @@ type Session interface {
 	//
 	// The kind of a line is that of its first entry; see [line.SameKind]. An entry of another kind is
 	// refused with a [*KindError], whether or not req.Try is set. An entry of a foreign client counts
-	// as exclusive. A refused entry may be in the line for a moment, and if it is the first then, it
-	// may cause the refusal of others. In a long line a store may look at a few entries only, and
-	// take the first of these.
+	// as exclusive, unless the store can tell that it is a reader's. A refused entry may be in the
+	// line until it is removed, as after any failure. If it is the first entry by then, others may be
+	// refused because of it: for a moment, or for up to a TTL if its client dies meanwhile. In a long
+	// line a store may look at a few entries only, and take the first of these.
 	//
 	// A session may have several entries in a line, and they are independent: the second of two
 	// exclusive entries waits behind the first. ctx bounds the call, not the entry. If ctx ends
@@ -250,6 +252,10 @@ type Standing struct {
 // errors rather than exceed it.
 const MaxOrder = 1<<52 - 1
 
+// TurnBits is the number of low bits of a fencing token that do not come from the order. So the
+// order of the entry to which a hold belongs is its token >> TurnBits.
+const TurnBits = 11
+
 // Capabilities are the features and limits of a store.
 type Capabilities struct {
 	// Kind is the kind of store in one word, for messages and metrics: "etcd", "redis", "memory".
@@ -276,7 +282,8 @@ type Capabilities struct {
 	// by the orders of their entries, so a store with markers also has Fencing.
 	ClearMarks func(ctx context.Context, name string, orders []uint64) error
 	// MinTTL and MaxTTL are the limits of a session's TTL. A store that learns its limits from the
-	// server returns the widest ones here, and the server's in the error of Open.
+	// server returns the widest ones here, and the server's in the error of Open. A client of the
+	// root package also has its own maximum, stile.MaxTTL.
 	MinTTL, MaxTTL time.Duration
 }
 
@@ -295,7 +302,9 @@ type Line struct {
 // and reported by Watch, but not by Notify, because the standing does not change.
 type Entry struct {
 	// Order is the entry's position in the store's order; see [Standing.Order]. It is zero while
-	// the entry waits on a store that assigns orders at admission.
+	// the entry waits on a store that assigns orders at admission, and for entries of foreign
+	// clients on stores that assign orders themselves. [Store.Break] cannot remove an entry without
+	// an order.
 	Order uint64 `json:"order"`
 	// Mode is the requested mode.
 	Mode line.Mode `json:"mode"`

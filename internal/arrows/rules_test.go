@@ -56,7 +56,26 @@ var rules = []rule{
 		reason: "the library works with any store, and must not depend on the client of one",
 	},
 	{
+		packages: []string{stile + "/guard/..."},
+		except:   []string{stile + "/guard/s3guard"},
+		allowed:  []string{stile + "/guard/...", stile + "/line"},
+		reason:   "a resource compares numbers, and needs neither a lock nor a client of a store",
+	},
+	{
+		packages: []string{stile + "/guard/s3guard"},
+		allowed: []string{
+			stile + "/guard", stile + "/line", "github.com/aws/aws-sdk-go-v2/...", "github.com/aws/smithy-go/...",
+		},
+		reason: "as for the other guards; it is a module of its own because it needs the client of S3",
+	},
+	{
+		packages:  guardsInStores,
+		forbidden: append([]string{stile, stile + "/internal/...", stile + "/storeurl"}, stores...),
+		reason:    "a guard talks to the server with the user's own client, and needs no store",
+	},
+	{
 		packages:  []string{stile + "/store/..."},
+		except:    guardsInStores,
 		forbidden: []string{stile, stile + "/internal/keeper", stile + "/storeurl", stile + "/guard/..."},
 		reason:    "a store only adds, removes and reports entries; holds and deadlines belong to the layers above",
 	},
@@ -79,7 +98,7 @@ var rules = []rule{
 	},
 	{
 		packages:  []string{stile + "/..."},
-		except:    []string{stile + "/internal/testservers", stile + "/internal/transcript", stile + "/store/storetest/...", stile + "/lab/torture/workload/workloadtest"},
+		except:    []string{stile + "/internal/testservers", stile + "/internal/transcript", stile + "/store/storetest/...", stile + "/guard/guardtest", stile + "/lab/torture/workload/workloadtest"},
 		forbidden: []string{stile + "/internal/testservers", "testing"},
 		reason:    "only tests start servers, and programs must not contain package testing",
 	},
@@ -96,6 +115,11 @@ var rules = []rule{
 }
 
 const stile = "github.com/stilelock/stile"
+
+// guardsInStores are the guards for resources in the servers of stores.
+var guardsInStores = []string{
+	stile + "/store/etcdstore/etcdguard", stile + "/store/redisstore/redisguard", stile + "/store/zkstore/zkguard",
+}
 
 // stores are the implementations of the store contract.
 var stores = []string{

@@ -18,14 +18,14 @@
 // clients are not affected: they wait for keys to be deleted.
 //
 // If another client overwrites an entry's key, the entry loses its lease and keeps its place. A key
-// counts as an overwritten entry if it has been written more than once and is named after a lease
-// id that etcd may have chosen. A session that holds the lock with such an entry reports it gone
-// and deletes the key.
+// counts as an overwritten entry if it has been written more than once and its last part may be a
+// lease id that etcd chose: twelve hexadecimal digits or more. The session that holds the lock with
+// such an entry reports it gone and deletes the key.
 //
-// An entry that outlasts its session keeps its key, and with it its order. The key is attached to
-// another lease, which is not renewed, and the value names the session's lease. From then on all
-// keys of the session end in a nonce, because the key without one may still be in use. Other
-// clients are not affected.
+// An entry that outlasts its session ([store.Extensions].WithdrawAfter) keeps its key, and with it its
+// order. The key is attached to another lease, which is not renewed, and the value names the
+// session's lease. From then on all keys of the session end in a nonce, because the key without one
+// may still be in use. Other clients are not affected.
 //
 // The order of an entry, from which its token is made, is the key's create revision. Of two
 // conflicting entries the later one has the larger order. Revisions go backwards when a cluster is
@@ -34,17 +34,18 @@
 //
 // A marker is a key without a lease, written only on request ([store.Extensions].Mark). It is
 // outside the line, because the other clients would wait for a key in the line. It is named after
-// the order of its entry, and the two slashes keep it apart from other names, which cannot contain
-// them. Its value is that of the entry.
+// the order of its entry. No lock name contains two slashes, so a marker is never the key of another
+// lock. Its value is that of the entry.
 //
 //	<prefix>.stile/traces/<name>//<order>
 //
 // # Requests whose outcome is unknown
 //
 // If the leader dies, a request that etcd has already accepted is answered only after seven seconds,
-// with an error, and may or may not have been carried out. Attempts are therefore given up
-// after half a second at first, or four times what requests have taken lately, and repeated. Each
-// request is idempotent, and a repeated attempt can tell what the earlier one did.
+// with an error, and may or may not have been carried out. So an attempt is given up after half a
+// second, or after four times what requests have taken lately if that is longer, and repeated; later
+// attempts may take longer. Each request is idempotent, and a repeated attempt can tell what the
+// earlier one did.
 //
 // An attempt that was given up may still be carried out after all later requests, for example when
 // a member that was stopped for a minute resumes with the request in its queue. It would create an
@@ -60,21 +61,22 @@
 //
 // # Watching
 //
-// etcd delivers events to watches that start at a past revision in batches, one every 100 ms. All
-// watches of concurrency.Mutex start that way. This package opens one watch for each line in which an entry of the
-// session waits. It starts at the present, and a read that follows covers what happened before. The
+// A session opens one watch for each line in which an entry of its own waits. The watch starts at the
+// present, and a read that follows covers what happened before. (To a watch that starts at a past
+// revision, as those of concurrency.Mutex do, etcd delivers events in batches, one every 100 ms.) The
 // watch stays open while the line is in use. It delivers every deletion in the line, so the next
 // waiter is admitted when the event arrives, without a further request. It filters out puts, which
-// would be half of all events in a line with many waiters. An entry that has held its lock for
-// 200 ms also gets a watch of its own key, which shows that the key was deleted or overwritten. A
-// watch that ends for any reason is opened again and the line or key is read again. In case a watch
-// falls silent without ending, a line with waiters is also read periodically: after two seconds of
-// silence at first.
+// would be half of all events in a line with many waiters.
+//
+// An entry that has held its lock for 200 ms also gets a watch of its own key, which shows that the
+// key was deleted or overwritten. A watch that ends for any reason is opened again, and the line or
+// key is read again. A watch may also fall silent without ending. So a line with waiters is read
+// after two seconds without an event, and at longer intervals after that.
 //
 // An exclusive entry with many others ahead does not need the whole line. Its session watches the
 // entry's own key and that of one entry ahead, and reads the line again when the latter has left.
-// So the cost of joining, waiting and a hand-over does not depend on the number of waiters, besides
+// So the cost of joining, waiting and a hand-over does not depend on the number of waiters, except
 // that the servers sort the line when a session reads the end of it.
 //
-// [Store.Watch] is another watch, of all lines whose name begins with a prefix.
+// [Store.Watch] uses another watch, of all lines whose name begins with a prefix.
 package etcdstore

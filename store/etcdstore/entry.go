@@ -392,6 +392,7 @@ func (e *entry) abortEnqueue() {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+		Key: e.key,
 	}
 }
 

@@ -18,10 +18,10 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a
-// half times its election timeout, which makes 2 s by default. For longer TTLs
-// etcd may checkpoint how long a lease has left, and after a change of leader a renewed lease may
-// then end early.
+// MinTTL and MaxTTL bound the TTL of a session. MaxTTL equals stile.MaxTTL. The server may have a
+// larger minimum: one and a half times its election timeout, which makes 2 s by default. etcd may
+// store the remaining time of a lease with a longer TTL than MaxTTL, and after a change of leader
+// such a lease may end early although it was renewed.
 const (
 	MinTTL = time.Second
 	MaxTTL = 300 * time.Second
@@ -29,19 +29,18 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Prefix is put before every key, as it is. End it with a slash to keep Stile's keys in a
-	// folder of their own. If it is empty, the key of a lock begins with the lock's name, as with
-	// etcdctl lock.
+	// Prefix is put before every key, unchanged. End it with a slash to keep Stile's keys apart. If
+	// it is empty, the keys of a lock begin with its name, as those of etcdctl lock do.
 	Prefix string
-	// Logger receives operational events: watches that were opened again, entries that could not be
-	// deleted. Nil discards them.
+	// Logger receives messages for operators: watches that were opened again, entries that could
+	// not be removed. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
 }
 
-// Store is a [store.Store] on etcd. It is safe for concurrent use. It has no Close method: close
-// its sessions, then the etcd client.
+// Store is a [store.Store] on etcd. It is safe for concurrent use. It uses the connections of its
+// caller's client, and has no Close method: close the sessions, then that client.
 type Store struct {
 	cli    *clientv3.Client
 	keys   keys
@@ -54,12 +53,11 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on the cluster that cli is connected to. It sends no request. A nil opts
-// means the zero [Options]. It returns an error if cli is nil or opts.Prefix is invalid.
+// New returns a store on the cluster that cli is connected to. It sends no request. It returns an
+// error if cli is nil or an option is invalid.
 //
 // Set DialKeepAliveTime and DialKeepAliveTimeout in cli's configuration, so that a connection to an
-// unresponsive member is closed; New sets neither. The caller closes cli, after all sessions of the
-// store.
+// unresponsive member is closed; New sets neither.
 func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	if cli == nil {
 		return nil, errors.New("etcd store: no etcd client")
@@ -100,8 +98,8 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	return newSession(s, granted, opts), nil
 }
 
-// grant creates a lease. Each attempt asks for another lease: a late one must not grant a lease anew
-// whose session was closed meanwhile, because a late insertion would then be carried out too. A
+// grant creates a lease. Each attempt requests a new lease: a late attempt must not grant the lease of
+// a session that was closed meanwhile, because a late request for an entry could then take effect. A
 // lease whose grant was not answered expires.
 func (s *Store) grant(ctx context.Context, seconds int64) (granted *clientv3.LeaseGrantResponse, err error) {
 	err = s.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
@@ -120,7 +118,7 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 	}
 }
 
-// String describes the store for messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
+// String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
 func (s *Store) String() string {
 	return "etcd at " + strings.Join(s.cli.Endpoints(), ", ")
 }

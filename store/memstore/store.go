@@ -14,7 +14,7 @@ import (
 )
 
 // Store is a [store.Store] in memory. It is safe for concurrent use. Make one with [New]; the zero
-// value cannot be used.
+// value cannot be used. It has no connections and no Close method.
 type Store struct {
 	mu       sync.Mutex
 	faults   func(Call) Fault
@@ -38,13 +38,14 @@ func New() *Store {
 	}
 }
 
-// MinTTL and MaxTTL bound the TTL of a session. MinTTL only guards against mistaken units.
+// MinTTL and MaxTTL bound the TTL of a session. A client allows at most stile.MaxTTL, which is less
+// than MaxTTL. MinTTL only rejects mistaken units.
 const (
 	MinTTL = 10 * time.Millisecond
 	MaxTTL = 24 * time.Hour
 )
 
-// Capabilities implements [store.Store]. It has every ability.
+// Capabilities implements [store.Store]. The store has all optional features.
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,

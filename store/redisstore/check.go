@@ -25,8 +25,9 @@ type Health struct {
 	// been lost.
 	RunID string
 	// ClockOffset is how far the server's clock is ahead of the local one, accurate to half a round
-	// trip; negative if it is behind. Mutual exclusion does not depend on it. The order of tokens
-	// does, after a failover or a loss of data.
+	// trip; negative if it is behind. A constant offset does no harm while the same server is the
+	// master. After a failover, leases end early if the new master's clock is ahead of the old
+	// one's, and tokens may go back if it is behind. Tokens may also go back after a loss of data.
 	ClockOffset time.Duration
 	// Replicas is the number of connected replicas.
 	Replicas int

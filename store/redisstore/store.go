@@ -19,8 +19,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session. Redis itself counts milliseconds; below MinTTL a
-// single slow command of another client would end sessions.
+// MinTTL and MaxTTL bound the TTL of a session. A client allows at most stile.MaxTTL, which is less
+// than MaxTTL. Redis itself counts milliseconds; below MinTTL a single slow command of another client
+// would end sessions.
 const (
 	MinTTL = 100 * time.Millisecond
 	MaxTTL = 24 * time.Hour
@@ -28,19 +29,22 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Prefix is put before every key and channel, unchanged: end it with a colon, say, to keep
-	// Stile's locks apart. If it is empty the key of a lock is its name, as it is for other
-	// lockers. It must not contain braces.
+	// Prefix is put before every key and channel, unchanged. End it with a slash or a colon to keep
+	// Stile's keys apart. If it is empty, the key of a lock is its name, as it is for other lockers.
+	// It must not contain braces.
 	Prefix string
-	// WaitReplicas is how many replicas must have an entry, or a confirmation, before it counts. A
-	// larger number makes it less likely, but never impossible, that a failover forgets a hold.
-	// Zero means none. If fewer replicas have it in time the call fails with an error that matches
-	// [ErrNotReplicated]. In a cluster each master needs that many replicas.
+	// WaitReplicas is how many replicas must have a new entry, a new session or a renewal before it
+	// counts. If fewer have it in time, the call fails with an error that matches
+	// [ErrNotReplicated]. A hand-over does not wait for replicas: the hold of a waiter counts as
+	// soon as the master has admitted it. So a larger number makes it less likely, but never
+	// impossible, that a failover forgets a hold. Zero means none. In a cluster each master needs
+	// that many replicas.
 	WaitReplicas int
-	// WaitTimeout is how long to wait for the replicas. Zero means [DefaultWaitTimeout].
+	// WaitTimeout is how long to wait for the replicas. It should be well below the TTL, because
+	// every renewal may take as long. Zero means [DefaultWaitTimeout].
 	WaitTimeout time.Duration
-	// Logger receives events for operators: subscriptions that were lost, entries that could not be
-	// removed. Nil discards them.
+	// Logger receives messages for operators: subscriptions that were lost, entries that could not
+	// be removed. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
@@ -49,8 +53,8 @@ type Options struct {
 // DefaultWaitTimeout is the default of [Options.WaitTimeout].
 const DefaultWaitTimeout = time.Second
 
-// Store is a [store.Store] on Redis. It is safe for concurrent use. It has no Close method: close
-// its sessions, then the client.
+// Store is a [store.Store] on Redis. It is safe for concurrent use. It uses the connections of its
+// caller's client, and has no Close method: close the sessions, then that client.
 type Store struct {
 	server *server
 	logger *slog.Logger
@@ -68,16 +72,16 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on the server that cli is connected to: a single server, the master that
-// Sentinel reports, or a cluster. It sends nothing.
+// New returns a store on the servers that cli is connected to: a single server, the master that
+// Sentinels name, or a cluster. It sends no request. It returns an error if cli is nil or an option
+// is invalid.
 //
-// The client should be made with DisableRetry, because the store repeats its requests itself and
-// more carefully, and with a ConnWriteTimeout of a few seconds, so that a dead connection is
-// dropped well before a TTL has passed. The store uses neither the client's cache nor any other
-// option. [ClientOptions] returns suitable options.
+// Make cli with DisableRetry, because the store repeats its requests itself, and only those for which
+// that is safe. Set a ConnWriteTimeout of a few seconds, so that a dead connection is dropped well
+// before a TTL has passed. [ClientOptions] returns such options.
 //
-// cli must not be used for anything else. When a single server replies that it is not the master,
-// the store closes all connections of cli, which fails the requests that are in flight on them.
+// Do not use cli for anything else. When a single server replies that it is not the master, the
+// store closes all connections of cli, and the requests in flight on them fail.
 func New(cli rueidis.Client, opts *Options) (*Store, error) {
 	if cli == nil {
 		return nil, errors.New("redis store: client is nil")
@@ -227,7 +231,7 @@ func (s *Store) subscriberLocked(section uint16) *subscriber {
 	return sub
 }
 
-// String returns "redis at " and the addresses of the servers.
+// String names the store in messages: "redis at 10.0.0.1:6379,10.0.0.2:6379".
 func (s *Store) String() string {
 	var addrs []string
 	for addr := range s.server.cli.Nodes() {

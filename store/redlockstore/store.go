@@ -17,7 +17,8 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session.
+// MinTTL and MaxTTL bound the TTL of a session. A client allows at most stile.MaxTTL, which is less
+// than MaxTTL.
 const (
 	MinTTL = 200 * time.Millisecond
 	MaxTTL = 24 * time.Hour
@@ -25,19 +26,19 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Prefix is put before every key, unchanged: end it with a slash or a colon to keep Stile's
-	// locks apart. If it is empty the key of a lock is its name, as it is for other Redlock
+	// Prefix is put before every key and channel, unchanged. End it with a slash or a colon to keep
+	// Stile's keys apart. If it is empty, the key of a lock is its name, as it is for other Redlock
 	// clients.
 	Prefix string
-	// Logger receives events for operators: lost connections to masters, entries that could not be
-	// removed. Nil discards them.
+	// Logger receives messages for operators: lost connections to masters, entries that could not
+	// be removed. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
 }
 
 // Store is a [store.Store] on several independent Redis servers. It is safe for concurrent use. It
-// makes its own connections, so it must be closed after its sessions: see [Store.Close].
+// makes its own connections: close the sessions, then the store with [Store.Close].
 type Store struct {
 	masters []*master
 	quorum  int // how many masters are a majority
@@ -55,12 +56,12 @@ type Store struct {
 var _ store.Store = (*Store)(nil)
 
 // New returns a store on the given masters and starts to connect to them in the background. It does
-// not wait for the connections: masters may be down. [Store.Close] closes them.
+// not wait for the connections: masters may be down. It returns an error if an option is invalid.
 //
 // Each option names one server by its InitAddress, and sets how to connect and log in and which
 // database to use. New overrides the settings that the store depends on: one connection, no
-// retries, no caching. If they are zero, Dialer.Timeout is 2s and ConnWriteTimeout, after which a
-// silent connection is closed, is 3s. No lock waits for either.
+// retries, no caching. If they are zero, Dialer.Timeout is 2 s and ConnWriteTimeout, after which a
+// silent connection is closed, is 3 s. While a majority answers, no lock waits for either.
 //
 // There must be an odd number of masters, at least 3, all different, and none a replica of another.
 // All clients of a lock must use the same masters; their order does not matter.
@@ -119,7 +120,7 @@ func CheckMasters(addrs []string) error {
 const closeTimeout = 250 * time.Millisecond
 
 // Close closes the connections. Close the sessions first: otherwise their holds last until the TTL
-// has passed. Requests in flight, which clean up at slow masters, get a quarter of a second.
+// has passed. Requests in flight, which remove entries at slow masters, get a quarter of a second.
 // Closing again does nothing. The error is always nil.
 func (s *Store) Close() error {
 	s.work.Refuse()
@@ -153,8 +154,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	return se, nil
 }
 
-// String returns the kind of store and its addresses: "Redlock at 10.0.0.1:6379, 10.0.0.2:6379,
-// 10.0.0.3:6379".
+// String names the store in messages: "Redlock at 10.0.0.1:6379, 10.0.0.2:6379, 10.0.0.3:6379".
 func (s *Store) String() string {
 	addrs := make([]string, 0, len(s.masters))
 	for _, m := range s.masters {

@@ -1,6 +1,8 @@
 package storetest
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/stilelock/stile/line"
@@ -16,8 +18,13 @@ func extensions(s suite) {
 		held, other := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		withdrawn := w.openKept().hold(w.name("other"), line.Exclusive)
 		withdrawn.withdraw()
+		keys := map[string]bool{}
 		for _, p := range []*entry{held, other, withdrawn} {
 			checkExtensions(t, w.caps, p.ticket.Extensions())
+			keys[p.ticket.Extensions().Key] = true
+		}
+		if n := len(keys); n != 3 && !keys[""] || n != 1 && keys[""] {
+			t.Errorf("the keys of three tickets: got %v, want three keys or none", slices.Collect(maps.Keys(keys)))
 		}
 	})
 }

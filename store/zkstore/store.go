@@ -22,9 +22,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session. The servers have their own bounds, 2 and 20 ticks
-// by default, which are 4 s and 40 s. Below their minimum they grant more than requested; above
-// their maximum Open returns an error.
+// MinTTL and MaxTTL bound the TTL of a session. A client allows at most stile.MaxTTL, which is less
+// than MaxTTL. The servers have their own bounds, 2 and 20 ticks by default, which are 4 s and 40 s.
+// Below their minimum they grant more than requested; above their maximum Open returns an error.
 const (
 	MinTTL = time.Second
 	MaxTTL = time.Hour
@@ -32,8 +32,9 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Root is the path of the directory that contains all lines, "/team/locks" for example: a
-	// chroot. It need not exist. If it is empty or "/", the lock "a/b" is at "/a/b".
+	// Root is put before every path. It is the path of a directory, "/team/locks" for example, and
+	// keeps Stile's nodes apart. The directory need not exist. If Root is empty or "/", the lock
+	// "a/b" is at "/a/b", as it is for other clients.
 	Root string
 	// ReadWrite names entries like Curator's InterProcessReadWriteLock. Otherwise they are named
 	// like its InterProcessMutex. It matters only if Curator's locks use the same path: each of the
@@ -43,13 +44,14 @@ type Options struct {
 	// Auth are the credentials that the store presents to every server.
 	Auth []Auth
 	// ACL is set on every entry and every directory that the store creates. Nil allows everybody
-	// everything. All clients of a lock must be able to read, create and delete.
+	// everything. All clients of a lock must be able to read, create and delete. They also need to
+	// write: without that right Proclaim fails, and others cannot read when a lock was acquired.
 	ACL []zk.ACL
 	// TLS, if not nil, makes connections use TLS. Without a ServerName a server's certificate is
 	// checked against the name that it is connected to by.
 	TLS *tls.Config
-	// Logger receives messages for operators: failed connections, entries that could not be
-	// removed. Nil discards them.
+	// Logger receives messages for operators: failed connections, entries that could not be removed.
+	// Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
@@ -60,8 +62,8 @@ type Auth struct {
 	Scheme, Credentials string
 }
 
-// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It opens its own
-// connections, so it must be closed, after its sessions: see [Store.Close].
+// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It makes its own connections:
+// close the sessions, then the store with [Store.Close].
 type Store struct {
 	servers   []string
 	paths     paths
@@ -87,10 +89,12 @@ type Store struct {
 var _ store.Store = (*Store)(nil)
 
 // New returns a store on the ensemble whose servers have the given addresses: host:port, or a host,
-// whose port is then 2181. If a host name has several addresses, all are tried in turn. New sends
-// nothing. The store has its own connections, one for each session and one for everything else; see
-// [Store.Close]. A session with thousands of entries has more, because ZooKeeper cannot handle the
-// end of a session with all of them.
+// whose port is then 2181. If a host name has several addresses, all are tried in turn. New sends no
+// request. It returns an error if there is no server or an option is invalid.
+//
+// The store has one connection for each session, one for each call of [Store.Watch], and one for
+// everything else. A session with thousands of entries has several, because ZooKeeper cannot handle
+// the end of one ZooKeeper session with all of them.
 func New(servers []string, opts *Options) (*Store, error) {
 	if len(servers) == 0 {
 		return nil, errors.New("zookeeper store: no servers")
@@ -143,8 +147,9 @@ func withPort(server string) (string, error) {
 	return net.JoinHostPort(host, cmp.Or(port, strconv.Itoa(zk.DefaultPort))), nil
 }
 
-// Close closes the connection of the store itself. Sessions have their own connections and must be
-// closed before. After Close the store cannot read. A second Close does nothing.
+// Close closes the store's own connection. Close the sessions first: they have connections of their
+// own, which Close leaves open. After Close the store cannot read. Closing again does nothing. The
+// error is always nil.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	c := s.reading
@@ -194,7 +199,7 @@ func (s *Store) wrapErr(op string, err error) error {
 	advice := ""
 	switch {
 	case errors.Is(err, zk.ErrNoAuth):
-		advice = "; the client must be allowed to read, create and delete under " + s.paths.top() +
+		advice = "; the client must be allowed to read, write, create and delete under " + s.paths.top() +
 			": check its credentials and the ACLs there"
 	case errors.Is(err, zk.ErrAuthFailed):
 		advice = "; the servers do not accept these credentials"

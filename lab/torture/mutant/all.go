@@ -21,8 +21,8 @@ func All() []Mutant {
 			Breaks: "tokens come from the store: here each process counts its own",
 			Edits: []Edit{{
 				"hold.go",
-				"func tokenOf(order uint64) uint64 { return order << turnBits }",
-				"func tokenOf(uint64) uint64 { counted++; return counted << turnBits }\n\nvar counted uint64",
+				"func tokenOf(order uint64) uint64 { return order << store.TurnBits }",
+				"func tokenOf(uint64) uint64 { counted++; return counted << store.TurnBits }\n\nvar counted uint64",
 			}},
 			Cluster: "etcd", Workload: "hot", Faults: "none",
 			CaughtBy: []string{verdict.RuleTokenTwice, verdict.RuleGrantedTwice, verdict.RuleValidity},
@@ -178,7 +178,7 @@ func All() []Mutant {
 				{
 					"cmd/stile/internal/supervise/supervise.go",
 					"s.process.Stop(s.StopSignal, grace, hurry)",
-					"_, _ = grace, hurry\n\tgo s.Hold.Release(context.Background())\n\t<-s.process.Done()",
+					"_, _ = grace, hurry\n\tgo s.Hold.(interface{ Release(context.Context) error }).Release(context.Background())\n\t<-s.process.Done()",
 				},
 				{
 					"cmd/stile/internal/supervise/supervise.go",

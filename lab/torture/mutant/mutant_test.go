@@ -12,7 +12,7 @@ func TestAll_editsFitTheSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range All() {
+	for _, m := range append(All(), Guards()...) {
 		if _, err := m.Overlay(root, t.TempDir()); err != nil {
 			t.Error(err)
 		}

@@ -1,0 +1,236 @@
+// Package fileguard is a guard for files, and for whatever else one machine has: a directory, a device,
+// a service with a command line.
+//
+// It keeps the largest token that it has seen in a file of its own beside the resource, PATH.fence, and
+// holds a lock of flock(2) on that file from the comparison to the end of the write. So comparison and
+// write are one step for all processes that use the guard. A process that is stopped in between blocks
+// the others, which then wait until their context ends; it cannot write after them.
+//
+// It is an order guard for exclusive holds, with the limits that package guard names.
+//
+// The fence file is made for its user alone. To let several users write, make it before with other
+// permissions, in a directory in which nobody else can write.
+//
+// The fence file must not be removed as long as stale holders may exist. A copy of the resource, from a
+// backup for example, has no fence; restore the file PATH.fence too.
+//
+// It works on Linux, macOS and other systems with flock(2), on local file systems. On network file
+// systems, whose locks may be lost, it returns an error, where it recognizes them: on Linux.
+package fileguard
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/stilelock/stile/guard"
+)
+
+// Do runs f if no larger token than this one has been seen at path, and nobody else's f runs at the
+// same time for the same path. path need not exist, but the directory that it is in must.
+//
+// If a larger token has been seen, the error is a [*guard.StaleError] and f is not run. Do waits while
+// another process runs its f. If ctx ends first, f is not run and the error matches ctx.Err(). Do does
+// not end f when ctx ends. Otherwise it returns f's error; the token counts as seen then too.
+func Do(ctx context.Context, path string, token uint64, f func() error) (err error) {
+	if err := guard.CheckToken(path, token); err != nil {
+		return err
+	}
+	fence, err := openFence(ctx, path)
+	if err != nil {
+		return fmt.Errorf("guard: %s: %w", path, err)
+	}
+	defer fence.Close() // unlocks it
+	newest, err := largest(fence)
+	switch {
+	case err != nil:
+		return fmt.Errorf("guard: %s: %w", fence.Name(), err)
+	case token < newest:
+		return &guard.StaleError{Resource: path, Token: token, Newest: newest}
+	case token > newest:
+		err := raise(fence, token)
+		if err == nil && newest == 0 { // the fence may be a new file
+			err = syncDir(filepath.Dir(path))
+		}
+		if err != nil {
+			return fmt.Errorf("guard: %s: %w", fence.Name(), err)
+		}
+	}
+	return f()
+}
+
+// WriteFile replaces the file at path in one step, and flushes it to the disk: a reader sees the old
+// content or the new one. A new file gets the given permissions, before the umask.
+//
+// Its errors are those of [Do]. After an error of the file system the file may have either content.
+func WriteFile(ctx context.Context, path string, data []byte, perm os.FileMode, token uint64) error {
+	return Do(ctx, path, token, func() error { return replace(path, data, perm) })
+}
+
+// replace writes to another file, which then gets the name.
+func replace(path string, data []byte, perm os.FileMode) (err error) {
+	next := path + ".next" // nobody else uses it: the fence is locked
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err // left by a process that died
+	}
+	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(next)
+		}
+	}()
+	_, err = file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(next, path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Tokens is a [guard.Tokens] with a fence file for each resource in a directory.
+type Tokens struct {
+	// Dir is the directory. It must exist.
+	Dir string
+}
+
+// Raise implements [guard.Tokens].
+func (t Tokens) Raise(ctx context.Context, resource string, token uint64) error {
+	if err := guard.CheckToken(resource, token); err != nil {
+		return err
+	}
+	err := Do(ctx, filepath.Join(t.Dir, fileName(resource)), token, func() error { return nil })
+	if stale, ok := errors.AsType[*guard.StaleError](err); ok {
+		stale.Resource = resource
+	}
+	return err
+}
+
+// fileName returns a file name for a resource. Different resources have different names, also on file
+// systems that ignore case.
+func fileName(resource string) string {
+	const longest = 200 // file systems allow 255 bytes, and ".fence" follows
+	var b strings.Builder
+	for _, c := range []byte(resource) {
+		if 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '_' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02x", c)
+		}
+	}
+	if b.Len() > longest {
+		return fmt.Sprintf("long-%x", sha256.Sum256([]byte(resource)))
+	}
+	return "r-" + b.String()
+}
+
+// retryInterval is how often a locked fence is tried again.
+const retryInterval = 5 * time.Millisecond
+
+// openFence opens and locks the fence file of a path.
+func openFence(ctx context.Context, path string) (*os.File, error) {
+	// A user who can open the file can lock it, and so block all writers.
+	file, err := os.OpenFile(path+".fence", os.O_RDWR|os.O_CREATE|noFollow, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkLocal(file); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	for {
+		locked, err := tryLock(file)
+		switch {
+		case err != nil:
+			return nil, errors.Join(err, file.Close())
+		case locked:
+			return file, nil
+		}
+		select {
+		case <-time.After(retryInterval):
+		case <-ctx.Done():
+			file.Close()
+			return nil, fmt.Errorf("another process is writing: %w", ctx.Err())
+		}
+	}
+}
+
+// A fence file has two slots, each with a token and a checksum. A token is written into the slot that
+// does not have the largest one. If the machine dies meanwhile, that slot is invalid, and the other one
+// still says what counted before.
+const slotSize = 32
+
+func slot(token uint64) []byte {
+	text := fmt.Sprintf("%020d", token)
+	return fmt.Appendf(nil, "%s %08x\n\n\n", text, crc32.ChecksumIEEE([]byte(text)))
+}
+
+// slots returns the tokens of both slots; zero for one that is invalid or empty.
+func slots(fence *os.File) (tokens [2]uint64, err error) {
+	for i := range tokens {
+		b := make([]byte, slotSize)
+		if _, err := fence.ReadAt(b, int64(i*slotSize)); err != nil && !errors.Is(err, io.EOF) {
+			return tokens, err
+		}
+		var token uint64
+		if _, err := fmt.Sscanf(string(b), "%d", &token); err == nil && string(b) == string(slot(token)) {
+			tokens[i] = token
+		}
+	}
+	return tokens, nil
+}
+
+// largest returns the largest token that the fence has; zero if it is new. A fence without a valid slot
+// that is not empty was damaged.
+func largest(fence *os.File) (uint64, error) {
+	tokens, err := slots(fence)
+	if err != nil {
+		return 0, err
+	}
+	newest := max(tokens[0], tokens[1])
+	if newest > 0 {
+		return newest, nil
+	}
+	info, err := fence.Stat()
+	if err == nil && info.Size() > slotSize { // a first write that was cut off leaves no more than a slot
+		err = errors.New("the fence is damaged: if no stale holder can exist, remove it")
+	}
+	return 0, err
+}
+
+// raise writes a token, and flushes it to the disk.
+func raise(fence *os.File, token uint64) error {
+	tokens, err := slots(fence)
+	if err != nil {
+		return err
+	}
+	at := int64(0)
+	if tokens[0] > tokens[1] {
+		at = slotSize
+	}
+	if _, err := fence.WriteAt(slot(token), at); err != nil {
+		return err
+	}
+	return fence.Sync()
+}

@@ -1,0 +1,139 @@
+// Package guard lets a resource refuse the writes of stale holders.
+//
+// A lock cannot stop a process that was paused while it held the lock: it may wake up after its lease
+// has expired, and write before it notices. Only the resource can refuse that write. There are two
+// kinds of guards, and both refuse with [ErrStale].
+//
+// An order guard compares numbers. Each hold has a fencing token, larger than those of all earlier
+// holders of the name. The guard remembers, beside the resource, the largest token that it has seen,
+// and refuses smaller ones. It knows nothing of locks, stores and clocks.
+//
+//	guard/sqlguard                     tables of a SQL database
+//	guard/fileguard                    files and everything else on one machine
+//	guard/httpguard                    what a net/http handler changes
+//	guard/s3guard                      objects in S3, a module of its own
+//	store/redisstore/redisguard        keys of a Redis server
+//
+// A presence guard is for data in the lock's own store. It checks, in the transaction that changes the
+// data, that the hold's entry is still in the line, and compares the tokens too.
+//
+//	store/etcdstore/etcdguard          keys of an etcd cluster
+//	store/zkstore/zkguard              nodes of a ZooKeeper ensemble
+//
+// What an order guard promises: once a write with a token was accepted, no write with a smaller token
+// is, whatever pauses, crashes and delays there are. A presence guard promises more: no write is
+// accepted after the lock has passed on, even before the next holder's first write.
+//
+// What guards do not do:
+//
+//   - With an order guard a stale holder can still write until the first write of a later holder. To
+//     close the resource before that, a holder makes an empty guarded write first.
+//   - They do not protect from the holder itself: two goroutines of one holder have the same token.
+//   - They protect only what goes through them. Every writer has to.
+//   - An order guard is for exclusive holds: of a Mutex, of an RWMutex that is locked for writing, of an
+//     Election. Readers and the holders of a semaphore's slots hold at the same time, with different
+//     tokens, so it would refuse some of them. A presence guard is for all holds.
+//
+// All tokens that a resource sees must come from the same lock: the same name in the same store. If a
+// store loses its data or another one takes its place, tokens may begin anew, and the guard refuses all
+// holders until an operator resets what it remembers.
+//
+// The idea is that of fencing tokens in Martin Kleppmann, "How to do distributed locking" (2016).
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/stilelock/stile/line"
+)
+
+var (
+	// ErrStale means that the resource has seen a larger token, or that the hold's entry has left the
+	// line. The caller does not hold the lock any more: it must stop writing. See [StaleError].
+	ErrStale = errors.New("stale fencing token")
+	// ErrBadToken means that a token is not one of a hold: zero, which is the token of a store without
+	// fencing, or too large.
+	ErrBadToken = errors.New("not a fencing token")
+)
+
+// A StaleError is the error for a hold that is over: the resource has seen a larger token, or the
+// hold's entry has left the line. It matches [ErrStale].
+type StaleError struct {
+	// Resource is the name of the resource.
+	Resource string
+	// Token was refused, because the resource has seen Newest. If a presence guard has not found the
+	// hold's entry, Newest may be smaller than Token, or zero: the largest token so far.
+	Token, Newest uint64
+}
+
+// Error names the resource and both tokens.
+func (e *StaleError) Error() string {
+	if e.Newest <= e.Token {
+		return fmt.Sprintf("guard: %q: %v: %d is refused because the hold is over; the lock is lost", e.Resource, ErrStale, e.Token)
+	}
+	return fmt.Sprintf("guard: %q: %v: %d is refused because a later holder was here, with %d; the lock is lost",
+		e.Resource, ErrStale, e.Token, e.Newest)
+}
+
+// Is reports whether target is [ErrStale].
+func (e *StaleError) Is(target error) bool { return target == ErrStale }
+
+// CheckToken returns an error that matches [ErrBadToken] if a token cannot be that of a hold.
+func CheckToken(resource string, token uint64) error {
+	if token == 0 || token > math.MaxInt64 {
+		return fmt.Errorf("guard: %q: %d is %w: the store of the lock must have fencing tokens", resource, token, ErrBadToken)
+	}
+	return nil
+}
+
+// A Hold is what a presence guard needs to know about a hold. A *stile.Hold is one.
+type Hold interface {
+	// Name is the name of the lock.
+	Name() string
+	// Token is the fencing token.
+	Token() uint64
+	// Mode is the mode of the hold.
+	Mode() line.Mode
+	// EntryKey is the key of the hold's entry in the lock's store.
+	EntryKey() string
+	// Context ends when the hold does; its cause says why.
+	Context() context.Context
+}
+
+// Tokens remembers the largest token of each resource.
+type Tokens interface {
+	// Raise remembers a token as the largest one of the resource. If it has seen a larger one, the
+	// error is a [*StaleError] and nothing changes. The same token may be raised again. If the token
+	// is not one of a hold, the error matches [ErrBadToken]. After any other error the token may or may
+	// not be remembered. Raise is safe for concurrent use.
+	Raise(ctx context.Context, resource string, token uint64) error
+}
+
+// Forgetful is a Tokens in the memory of this process. It forgets everything when the process ends: a
+// stale holder may then write once more. It is for tests, and for resources that end with the process
+// too. The zero value remembers nothing yet.
+type Forgetful struct {
+	mu      sync.Mutex
+	largest map[string]uint64
+}
+
+// Raise implements [Tokens].
+func (f *Forgetful) Raise(_ context.Context, resource string, token uint64) error {
+	if err := CheckToken(resource, token); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if newest := f.largest[resource]; token < newest {
+		return &StaleError{resource, token, newest}
+	}
+	if f.largest == nil {
+		f.largest = make(map[string]uint64)
+	}
+	f.largest[resource] = token
+	return nil
+}

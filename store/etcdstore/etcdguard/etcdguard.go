@@ -1,0 +1,108 @@
+// Package etcdguard is a guard for data in the etcd cluster that also keeps the locks.
+//
+// [Do] changes the data in a transaction that also checks that the hold's entry is still in the line.
+// The cluster runs transactions one after the other, so whatever pauses, crashes and delays there are:
+// if a change is made, the lock had not passed on by then.
+//
+// For an exclusive hold the transaction also remembers the token, under a key beside the data, the
+// fence, and refuses smaller tokens. So it still refuses stale holders if someone has removed an entry
+// and put it back, or restored the locks and not the data.
+//
+// All changes must go through the guard, and with the same cluster as the lock. If the lock is in another
+// one, all of them are refused.
+package etcdguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/stilelock/stile/guard"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// Do runs ops in one transaction, if hold is still held and no larger token has been used at fence.
+//
+// fence is a key that belongs to the guard; all holders that change the same data use the same one. Do
+// creates it, and its value is the largest token. Without ops, Do only checks, and closes the data to
+// earlier holders. For a shared hold and for a slot of a semaphore, whose holders hold at the same time,
+// Do only checks that the entry is in the line, and does not use fence.
+//
+// On success all ops have run, while hold was held, and the reply has their responses in their order. To
+// run some only under a condition, pass an [clientv3.OpTxn].
+//
+// If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If the hold knows
+// that, Do sends no request, and the error matches the cause of the hold's end as well. If the store has
+// no entry keys, or the token is not that of a hold, the error matches [guard.ErrBadToken]. After any
+// other error the ops may have run, all or none; Do does not repeat them. Do is safe for concurrent use.
+//
+// kv is usually a [*clientv3.Client]. Its user must be allowed to read the hold's entry, besides reading
+// and writing fence. The server's limit of operations in a transaction, 128 unless configured otherwise,
+// includes one for fence.
+func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	token, key := hold.Token(), hold.EntryKey()
+	if err := guard.CheckToken(fence, token); err != nil {
+		return nil, err
+	}
+	if key == "" {
+		return nil, fmt.Errorf("guard: %q: the store of the lock %q has no entry keys: %w of etcd", fence, hold.Name(), guard.ErrBadToken)
+	}
+	if hold.Context().Err() != nil {
+		return nil, errors.Join(&guard.StaleError{Resource: fence, Token: token}, context.Cause(hold.Context()))
+	}
+	first := clientv3.OpGet(key, clientv3.WithCountOnly()) // without a read or a put, the check could be outdated
+	var unused []clientv3.Cmp
+	var otherwise []clientv3.Op
+	if hold.Mode() == line.Exclusive {
+		first = clientv3.OpPut(fence, value(token))
+		unused = []clientv3.Cmp{
+			clientv3.Compare(clientv3.Value(fence), ">", ""), // fails if there is no fence
+			clientv3.Compare(clientv3.Value(fence), "<", value(token+1)),
+		}
+		otherwise = []clientv3.Op{clientv3.OpGet(fence)}
+	}
+	change := clientv3.OpTxn(unused, append([]clientv3.Op{first}, ops...), otherwise)
+	present := clientv3.Compare(clientv3.CreateRevision(key), "=", int64(token>>store.TurnBits))
+	for {
+		reply, err := kv.Txn(ctx).If(present).Then(change).Commit()
+		if err != nil {
+			return nil, fmt.Errorf("guard: %q: token %d: %w", fence, token, err)
+		}
+		if !reply.Succeeded {
+			return nil, &guard.StaleError{Resource: fence, Token: token}
+		}
+		changed := reply.Responses[0].GetResponseTxn()
+		if changed.Succeeded {
+			return &clientv3.TxnResponse{Header: reply.Header, Succeeded: true, Responses: changed.Responses[1:]}, nil
+		}
+		if err := refusal(fence, token, changed.Responses[0].GetResponseRange().Kvs); err != nil {
+			return nil, err
+		}
+		absent := clientv3.Compare(clientv3.CreateRevision(fence), "=", 0)
+		if _, err := kv.Txn(ctx).If(absent).Then(clientv3.OpPut(fence, value(0))).Commit(); err != nil {
+			return nil, fmt.Errorf("guard: %q: create the fence: %w", fence, err)
+		}
+	}
+}
+
+// refusal returns why the fence refuses a token. It returns nil if there is no fence yet.
+func refusal(fence string, token uint64, kvs []*mvccpb.KeyValue) error {
+	if len(kvs) == 0 {
+		return nil
+	}
+	text := string(kvs[0].Value)
+	newest, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || text != value(newest) || newest <= token {
+		return fmt.Errorf("guard: %q: the value %.40q is not a guard's: if no stale holder can exist, delete the key", fence, text)
+	}
+	return &guard.StaleError{Resource: fence, Token: token, Newest: newest}
+}
+
+// value returns the value of a fence. Values are compared as texts, so all have the same length.
+func value(token uint64) string { return fmt.Sprintf("%020d", token) }

@@ -1,0 +1,120 @@
+// Package zkguard is a guard for data in the ZooKeeper ensemble that also keeps the locks.
+//
+// [Do] changes the data in a transaction, a multi, that also checks that the hold's entry is still in
+// the line. The ensemble runs transactions one after the other, so whatever pauses, crashes and delays
+// there are: if a change is made, the lock had not passed on by then.
+//
+// For an exclusive hold the transaction also remembers the token, in a node beside the data, the fence,
+// and refuses smaller tokens. So it still refuses stale holders if someone has restored the locks and
+// not the data.
+//
+// All changes must go through the guard, and with the same ensemble as the lock. If the lock is in
+// another one, all of them are refused.
+package zkguard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/guard"
+	"github.com/stilelock/stile/line"
+)
+
+// Do runs ops in one transaction, if hold is still held and no larger token has been used at fence. ops
+// are those of [zk.Conn.Multi].
+//
+// fence is the path of a node that belongs to the guard; all holders that change the same data use the
+// same one. Do creates it with the given ACL, below a node that must exist, and its data is the largest
+// token. Without ops, Do only checks, and closes the data to earlier holders. For a shared hold and for
+// a slot of a semaphore, whose holders hold at the same time, Do only checks that the entry is in the
+// line, and does not use fence.
+//
+// On success all ops have run, while hold was held, and the responses are those of ops, in their order.
+//
+// If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If the hold knows
+// that, Do sends no request, and the error matches the cause of the hold's end as well. If the store has
+// no entry keys, or the token is not that of a hold, the error matches [guard.ErrBadToken]. If one of
+// the ops is refused, nothing has changed, and the error matches its error. After any other error the
+// ops may have run, all or none; Do does not repeat them. Do is safe for concurrent use.
+//
+// ctx is looked at before each request. It does not end one, because those of conn have no context. The
+// user of conn must be allowed to read the hold's entry.
+func Do(ctx context.Context, conn *zk.Conn, hold guard.Hold, fence string, acl []zk.ACL, ops ...any) ([]zk.MultiResponse, error) {
+	token, entry := hold.Token(), hold.EntryKey()
+	if err := guard.CheckToken(fence, token); err != nil {
+		return nil, err
+	}
+	if entry == "" {
+		return nil, fmt.Errorf("guard: %q: the store of the lock %q has no entry keys: %w of ZooKeeper", fence, hold.Name(), guard.ErrBadToken)
+	}
+	// A path is never used twice: the names of entries have random parts.
+	present := &zk.CheckVersionRequest{Path: entry, Version: -1}
+	for {
+		switch {
+		case hold.Context().Err() != nil:
+			return nil, errors.Join(&guard.StaleError{Resource: fence, Token: token}, context.Cause(hold.Context()))
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("guard: %q: token %d: %w", fence, token, ctx.Err())
+		}
+		checks := []any{present}
+		if hold.Mode() == line.Exclusive {
+			raise, err := raiseOp(conn, fence, acl, token)
+			if err != nil {
+				return nil, err
+			}
+			checks = append(checks, raise)
+		}
+		replies, err := conn.Multi(append(checks, ops...)...)
+		if err == nil {
+			return replies[len(checks):], nil
+		}
+		refused := slices.IndexFunc(replies, func(r zk.MultiResponse) bool { return r.Error != nil })
+		switch {
+		case refused == 0 && errors.Is(err, zk.ErrNoNode):
+			return nil, &guard.StaleError{Resource: fence, Token: token}
+		case refused == 1 && len(checks) == 2 && overtaken(checks[1], err):
+			if _, err := conn.Sync(fence); err != nil { // so that the next reading shows the other change
+				return nil, fmt.Errorf("guard: %q: token %d: sync: %w", fence, token, err)
+			}
+		default:
+			return nil, fmt.Errorf("guard: %q: token %d: %w", fence, token, err)
+		}
+	}
+}
+
+// raiseOp returns the operation that remembers a token at the fence, if that does not change meanwhile.
+func raiseOp(conn *zk.Conn, fence string, acl []zk.ACL, token uint64) (any, error) {
+	data, stat, err := conn.Get(fence)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return &zk.CreateRequest{Path: fence, Data: value(token), Acl: acl}, nil
+	case err != nil:
+		return nil, fmt.Errorf("guard: %q: token %d: read the fence: %w", fence, token, err)
+	}
+	newest, err := strconv.ParseUint(string(data), 10, 63)
+	switch {
+	case err != nil || !bytes.Equal(data, value(newest)):
+		return nil, fmt.Errorf("guard: %q: the data %.40q is not a guard's: if no stale holder can exist, delete the node", fence, data)
+	case newest > token:
+		return nil, &guard.StaleError{Resource: fence, Token: token, Newest: newest}
+	}
+	return &zk.SetDataRequest{Path: fence, Data: value(token), Version: stat.Version}, nil
+}
+
+// overtaken reports whether an operation on the fence was refused because the fence has changed since it
+// was read.
+func overtaken(op any, err error) bool {
+	if _, creates := op.(*zk.CreateRequest); creates {
+		return errors.Is(err, zk.ErrNodeExists)
+	}
+	return errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode)
+}
+
+// value returns the data of a fence.
+func value(token uint64) []byte { return fmt.Appendf(nil, "%020d", token) }
