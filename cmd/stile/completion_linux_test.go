@@ -63,6 +63,11 @@ func TestCompletion_liveNames(t *testing.T) {
 		{[]string{"run", "--url", s.url, "x"}, []string{}},
 		{[]string{"run", "--url", s.url, "other", ""}, []string{"--"}},
 		{[]string{"run", "--url", s.url, "other", "--", ""}, []string{}},
+		{[]string{"run", "--url", s.url, "--all", "other", "job:n"}, []string{"job:nightly"}},
+		{[]string{"run", "--url", s.url, "--all", "other", "job:nightly", "-"}, []string{"--"}},
+		{[]string{"run", "--url", s.url, "--all", "other", "--", ""}, []string{}},
+		{[]string{"elect", "--restart", "on"}, []string{"on-loss"}},
+		{[]string{"elect", "--url", s.url, "other", ""}, []string{"--"}},
 		{[]string{"run", "-n", "--tt"}, []string{"--ttl"}},
 		{[]string{"run", "--ttl", ""}, []string{}},
 		{[]string{"ver"}, []string{"version"}},
@@ -71,7 +76,7 @@ func TestCompletion_liveNames(t *testing.T) {
 		m.expectCompletions(c.want, c.words...)
 	}
 	m.setenv("STILE_URL", s.url)
-	for _, verb := range []string{"run", "show", "ls", "watch", "wait", "break"} {
+	for _, verb := range []string{"run", "elect", "hold", "show", "ls", "watch", "wait", "break"} {
 		m.expectCompletions([]string{"job:nightly"}, verb, "job:n")
 		if got := m.completions(verb, "job:nightly", "job:n"); len(got) > 0 {
 			t.Errorf("%s: got completions %q after a name, want none", verb, got)
@@ -246,6 +251,7 @@ func TestCompletion_inShells(t *testing.T) {
 				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
 				"stile run free -- greet-every\t\n":                 "hello, everybody",
 				"stile run free -- cat some-fi\t\n":                 "content of the file",
+				"stile elect free -- cat some-fi\t\n":               "content of the file",
 				"stile ver\t\n":                                     "linux/",
 			} {
 				// A name that the store does not return within a second is not completed, and the

@@ -33,6 +33,8 @@ func TestRun_flockScripts(t *testing.T) {
 		"path":                         `$LOCK $PWD/x sh -c '$LOCK -n -E 9 ./x echo no; echo $?'; $LOCK ./x echo $?`,
 		"path in the parent directory": `mkdir d; cd d; $LOCK ../x sh -c 'cd ..; $LOCK -n -E 9 ./x echo no; echo $?'`,
 		"flags without effect":         `$LOCK -x -o ./x echo a; $LOCK -e ./x echo b; $LOCK --exclusive --close ./x echo c; $LOCK -xn ./x echo d`,
+		"shared":                       `$LOCK -s ./x $LOCK --shared ./x echo both; $LOCK ./x $LOCK -s -n -E 9 ./x echo no; echo $?`,
+		"exclusive behind shared":      `$LOCK -s ./x $LOCK -n -E 9 -x ./x echo no; echo $?; $LOCK -sn ./x echo free`,
 		"other names of flags":         `$LOCK ./x sh -c '$LOCK --nb -E 9 ./x echo no; echo $?; $LOCK --timeout 0.2 -E 8 ./x echo no; echo $?'`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,8 +53,6 @@ func TestRun_unsupportedFlockFlags(t *testing.T) {
 		args  []string
 		parts []string
 	}{
-		{[]string{"-s", "x", "true"}, []string{"--shared", "exclusive locks only"}},
-		{[]string{"--shared", "x", "true"}, []string{"--shared"}},
 		{[]string{"-u", "9"}, []string{"--unlock", "no file descriptor"}},
 		{[]string{"-F", "x", "true"}, []string{"--no-fork", "has to stay"}},
 		{[]string{"-n", "9"}, []string{`"9"`, "no form for file descriptors"}},

@@ -101,3 +101,6 @@ func SignalNamed(name string) (os.Signal, error) {
 
 // ExitCodeFor returns the exit code of a program that was ended by a signal.
 func ExitCodeFor(sig os.Signal) int { return signaled + int(sig.(syscall.Signal)) }
+
+// IgnoreTerminalInput does nothing.
+func IgnoreTerminalInput() {}

@@ -85,3 +85,7 @@ func Ends(sig os.Signal) bool {
 
 // Stops reports whether a signal asks the program to suspend.
 func Stops(sig os.Signal) bool { return sig == unix.SIGTSTP }
+
+// IgnoreTerminalInput makes reading from the terminal an error, instead of stopping this process, while
+// it is in the background.
+func IgnoreTerminalInput() { signal.Ignore(unix.SIGTTIN) }

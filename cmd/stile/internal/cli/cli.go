@@ -135,7 +135,7 @@ Files:
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 	})
-	root.AddCommand(newRun(stdio), newServe(stdio), newDemo(stdio), newVersion(stdio), newCompletion(), newMan())
+	root.AddCommand(newRun(stdio), newElect(stdio), newHold(stdio), newAssert(stdio), newServe(stdio), newDemo(stdio), newVersion(stdio), newCompletion(), newMan())
 	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio))
 	root.AddCommand(newWatchdog())
 	addCompletions(root)
@@ -159,9 +159,9 @@ func hideZeros(root *cobra.Command) {
 // newWatchdog returns the verb of the watchdog process; see package watchdog.
 func newWatchdog() *cobra.Command {
 	return &cobra.Command{
-		Use:    watchdog.Verb + " NAME",
+		Use:    watchdog.Verb + " NAME…",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   cobra.MinimumNArgs(1),
 		RunE:   func(*cobra.Command, []string) error { return watchdog.Run(releaseOrphaned) },
 	}
 }

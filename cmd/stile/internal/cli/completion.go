@@ -103,7 +103,7 @@ func (s completionScript) generate(root *cobra.Command) (string, error) {
 // contain.
 const bashInsertion = `    local i
     for ((i = 2; i < COMP_CWORD; i++)); do
-        if [[ ${COMP_WORDS[1]} == run && ${COMP_WORDS[i]} == -- ]]; then
+        if [[ ${COMP_WORDS[1]} == @(run|elect) && ${COMP_WORDS[i]} == -- ]]; then
             if declare -F _command_offset >/dev/null; then
                 _command_offset $((i + 1))
             elif ((COMP_CWORD == i + 1)); then
@@ -135,7 +135,7 @@ const bashInsertion = `    local i
 `
 
 const zshInsertion = `    local -i dashes=${words[(i)--]}
-    if [[ $words[2] == run ]] && (( dashes < CURRENT )); then
+    if [[ $words[2] == (run|elect) ]] && (( dashes < CURRENT )); then
         words=("${(@)words[dashes+1,-1]}")
         (( CURRENT -= dashes ))
         _normal
@@ -145,7 +145,7 @@ const zshInsertion = `    local -i dashes=${words[(i)--]}
 `
 
 const fishInsertion = `    set -l typed (commandline -opc)
-    if test "$typed[2]" = run; and set -l dashes (contains -i -- -- $typed)
+    if contains -- "$typed[2]" run elect; and set -l dashes (contains -i -- -- $typed)
         set -l command (string escape -- $typed[(math $dashes + 1)..-1]) (commandline -ct)
         complete --do-complete "$command"
         echo :4 # that was all
@@ -158,9 +158,9 @@ const fishInsertion = `    set -l typed (commandline -opc)
 func addCompletions(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		switch cmd.Name() {
-		case "run":
+		case "run", "elect":
 			cmd.ValidArgsFunction = completeRun
-		case "break", "ls", "show", "wait", "watch":
+		case "break", "hold", "ls", "show", "wait", "watch":
 			cmd.ValidArgsFunction = completeNames
 		default:
 			cmd.ValidArgsFunction = cobra.NoFileCompletions
@@ -170,6 +170,8 @@ func addCompletions(root *cobra.Command) {
 			switch {
 			case f.Name == "output":
 				complete = oneOf("json", "text")
+			case f.Name == "restart":
+				complete = oneOf("always", "never", "on-loss")
 			case f.Name == "signal":
 				complete = oneOf("HUP", "INT", "KILL", "QUIT", "TERM", "USR1", "USR2")
 			case f.Value.Type() == "duration":
@@ -197,18 +199,26 @@ func completeRun(cmd *cobra.Command, args []string, typed string) ([]cobra.Compl
 	switch {
 	case len(args) == 0:
 		return completeNames(cmd, args, typed)
-	case len(args) == 1 && strings.HasPrefix("--", typed):
+	case allNames(cmd) && !slices.Contains(args, "--") && !strings.HasPrefix(typed, "-"):
+		return completeNames(cmd, args, typed)
+	case len(args) == 1 && strings.HasPrefix("--", typed), allNames(cmd) && typed == "-":
 		return []cobra.Completion{"--"}, cobra.ShellCompDirectiveNoFileComp
 	default:
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 }
 
+// allNames reports whether the verb takes several names, by --all.
+func allNames(cmd *cobra.Command) bool {
+	all := cmd.Flag("all")
+	return all != nil && all.Changed
+}
+
 // completeNames completes the name of a lock with the names of existing lines. It reports no
 // errors, because the user is typing a command line.
 func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	const directive = cobra.ShellCompDirectiveNoFileComp
-	if len(args) > 0 {
+	if len(args) > 0 && !allNames(cmd) {
 		return nil, directive
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
@@ -246,6 +256,8 @@ func isPlain(name string) bool {
 func describe(l stile.Line) string {
 	var words []string
 	switch n := len(l.Holders); {
+	case n > 0 && slotsOf(l) > 0:
+		words = append(words, fmt.Sprintf("%d of %d slots taken", n, slotsOf(l)))
 	case n > 1:
 		words = append(words, fmt.Sprintf("%d hold it", n))
 	case n == 1 && l.Holders[0].Owner.IsZero():

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,30 +55,32 @@ func TestDuration_inSecondsRoundTrip(t *testing.T) {
 	}
 }
 
-func TestNameAndCommand(t *testing.T) {
+func TestCommandLine_split(t *testing.T) {
 	t.Parallel()
+	plain := commandLine{verb: "stile run"}
 	for _, args := range [][]string{
 		{"n", "--", "cmd", "-x", "--", "y"},
 		{"n", "cmd", "-x", "--", "y"},
 	} {
-		name, argv, err := nameAndCommand(args, false, "")
-		if err != nil || name != "n" || len(argv) != 4 || argv[0] != "cmd" || argv[1] != "-x" || argv[2] != "--" {
-			t.Errorf("%q: %q, %q, %v", args, name, argv, err)
+		names, argv, err := plain.split(args)
+		if err != nil || !slices.Equal(names, []string{"n"}) || len(argv) != 4 || argv[0] != "cmd" || argv[1] != "-x" || argv[2] != "--" {
+			t.Errorf("%q: %q, %q, %v", args, names, argv, err)
 		}
 	}
 	// After the dashes everything is the command, whatever it looks like.
-	if _, argv, err := nameAndCommand([]string{"n", "--", "-n"}, false, ""); err != nil || len(argv) != 1 || argv[0] != "-n" {
+	if _, argv, err := plain.split([]string{"n", "--", "-n"}); err != nil || len(argv) != 1 || argv[0] != "-n" {
 		t.Errorf("a command called -n: %q, %v", argv, err)
 	}
 	for _, args := range [][]string{{}, {"n"}, {"n", "--"}, {"n", "-n", "--", "cmd"}} {
-		if _, _, err := nameAndCommand(args, false, ""); err == nil {
+		if _, _, err := plain.split(args); err == nil {
 			t.Errorf("%q: no error", args)
 		}
 	}
 }
 
-func TestNameAndCommand_shellLine(t *testing.T) {
+func TestCommandLine_shellLine(t *testing.T) {
 	t.Parallel()
+	plain := commandLine{verb: "stile run"}
 	for _, c := range []struct {
 		args    []string
 		lineSet bool
@@ -87,13 +90,13 @@ func TestNameAndCommand_shellLine(t *testing.T) {
 		{[]string{"n", "-c", "a; b"}, false},
 		{[]string{"n", "--command", "a; b"}, false},
 	} {
-		name, argv, err := nameAndCommand(c.args, c.lineSet, "a; b")
-		if err != nil || name != "n" || len(argv) != 3 || argv[0] != "sh" || argv[1] != "-c" || argv[2] != "a; b" {
-			t.Errorf("%q: %q, %q, %v", c.args, name, argv, err)
+		names, argv, err := commandLine{"stile run", false, c.lineSet, "a; b"}.split(c.args)
+		if err != nil || !slices.Equal(names, []string{"n"}) || len(argv) != 3 || argv[0] != "sh" || argv[1] != "-c" || argv[2] != "a; b" {
+			t.Errorf("%q: %q, %q, %v", c.args, names, argv, err)
 		}
 	}
 	// After the dashes it is a command, if an odd one.
-	if _, argv, err := nameAndCommand([]string{"n", "--", "-c", "x"}, false, ""); err != nil || len(argv) != 2 {
+	if _, argv, err := plain.split([]string{"n", "--", "-c", "x"}); err != nil || len(argv) != 2 {
 		t.Errorf("a command called -c: %q, %v", argv, err)
 	}
 	for _, c := range []struct {
@@ -107,7 +110,7 @@ func TestNameAndCommand_shellLine(t *testing.T) {
 		{[]string{"n", "-c", "a", "b"}, false},
 		{[]string{}, true},
 	} {
-		if _, argv, err := nameAndCommand(c.args, c.lineSet, "a; b"); err == nil {
+		if _, argv, err := (commandLine{"stile run", false, c.lineSet, "a; b"}).split(c.args); err == nil {
 			t.Errorf("%q: no error, but %q", c.args, argv)
 		}
 	}
@@ -136,27 +139,51 @@ func TestRun_killAfterIsPartOfTTL(t *testing.T) {
 		20 * time.Second: 5 * time.Second,
 		5 * time.Minute:  5 * time.Second,
 	} {
-		r := run{ttl: duration(ttl), signal: "TERM", name: "n", argv: []string{"x"}}
-		if _, _, err := r.check(); err != nil {
+		r := execution{request: request{ttl: duration(ttl), names: []string{"n"}}, signal: "TERM", argv: []string{"x"}}
+		if err := r.check(); err != nil {
 			t.Errorf("TTL %v: %v", ttl, err)
 		}
 		if got, err := r.killAfterUnder(store.Terms{TTL: ttl}); err != nil || got != want {
 			t.Errorf("TTL %v: %v, %v, want %v", ttl, got, err, want)
 		}
 		r.killAfter, r.killSet = duration(supervise.MaxKillAfter(ttl)), true
-		if _, _, err := r.check(); err != nil {
+		if err := r.check(); err != nil {
 			t.Errorf("TTL %v: the longest possible is refused: %v", ttl, err)
 		}
 		r.killAfter++
-		if _, _, err := r.check(); err == nil {
+		if err := r.check(); err == nil {
 			t.Errorf("TTL %v: %v to kill it is taken", ttl, &r.killAfter)
 		}
 		if ttl == stile.MaxTTL {
 			continue
 		}
 		r.ttl = duration(supervise.MinTTL(time.Duration(r.killAfter)))
-		if _, _, err := r.check(); err != nil {
+		if err := r.check(); err != nil {
 			t.Errorf("%v to kill it: the TTL that is recommended is refused: %v", &r.killAfter, err)
+		}
+	}
+}
+
+// With --all the dashes end the names.
+func TestCommandLine_all(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args        []string
+		shellLine   bool
+		names, argv []string // no names: refused
+	}{
+		{[]string{"a", "b", "--", "cmd", "-x", "--"}, false, []string{"a", "b"}, []string{"cmd", "-x", "--"}},
+		{[]string{"a", "--", "cmd"}, false, []string{"a"}, []string{"cmd"}},
+		{[]string{"a", "b"}, true, []string{"a", "b"}, []string{"sh", "-c", "a; b"}},
+		{[]string{"a", "b", "--"}, true, []string{"a", "b"}, []string{"sh", "-c", "a; b"}},
+		{[]string{"a", "b", "--", "cmd"}, true, nil, nil},
+		{[]string{"a", "b", "cmd"}, false, nil, nil},
+		{[]string{"a", "b", "--"}, false, nil, nil},
+		{[]string{"--", "cmd"}, false, nil, nil},
+	} {
+		names, argv, err := commandLine{"stile run", true, c.shellLine, "a; b"}.split(c.args)
+		if !slices.Equal(names, c.names) || !slices.Equal(argv, c.argv) || (err == nil) != (c.names != nil) {
+			t.Errorf("%q: got %q, %q, %v; want %q, %q", c.args, names, argv, err, c.names, c.argv)
 		}
 	}
 }

@@ -9,18 +9,16 @@ import (
 )
 
 // flockFlags are the flags of flock(1) that stile run does not have itself. Some are aliases, or
-// change nothing for an exclusive lock without a file; the others are refused.
+// change nothing for a lock without a file; the others are refused.
 type flockFlags struct{ ignored bool }
 
 // add adds the flags. Help does not list them.
 func (f *flockFlags) add(flags *pflag.FlagSet) {
-	flags.BoolVarP(&f.ignored, "exclusive", "x", false, "")
 	flags.BoolVarP(&f.ignored, "e", "e", false, "") // a flag has only one shorthand
 	flags.BoolVarP(&f.ignored, "close", "o", false, "")
-	flags.BoolVarP(&f.ignored, "shared", "s", false, "")
 	flags.BoolVarP(&f.ignored, "unlock", "u", false, "")
 	flags.BoolVarP(&f.ignored, "no-fork", "F", false, "")
-	for _, name := range []string{"exclusive", "e", "close", "shared", "unlock", "no-fork"} {
+	for _, name := range []string{"e", "close", "unlock", "no-fork"} {
 		flags.Lookup(name).Hidden = true
 	}
 	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -37,8 +35,6 @@ func (f *flockFlags) add(flags *pflag.FlagSet) {
 // refused returns an error that says what to do instead, if a refused flag was given.
 func (f *flockFlags) refused(flags *pflag.FlagSet) error {
 	switch {
-	case flags.Changed("shared"):
-		return errors.New("-s, --shared: stile run takes exclusive locks only; leave the flag out if readers may exclude each other")
 	case flags.Changed("unlock"):
 		return errors.New("-u, --unlock: there is no file descriptor to unlock; the lock is released when the command ends, " +
 			"and stile break releases somebody else's")

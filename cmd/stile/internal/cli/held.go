@@ -23,6 +23,8 @@ type held struct {
 	Name  string `json:"name"`
 	Token uint64 `json:"token,string"`
 	Owner string `json:"owner"`
+	// Validity is the reference of the record that says until when; see package validity.
+	Validity string `json:"validity,omitempty"`
 }
 
 // heldAround returns the locks that this process runs under.
@@ -34,16 +36,16 @@ func heldAround() []held {
 	return all
 }
 
-// within returns the value of heldVar for the command of h, and the beginning of that value that
-// all processes under the command inherit: everything but the closing bracket.
-func (h held) within() (value, mark string) {
-	b, err := json.Marshal(h)
+// within returns the value of heldVar for a command under these locks, and the beginning of that
+// value that all processes under the command inherit: everything but the closing bracket.
+func within(holds []held) (value, mark string) {
+	b, err := json.Marshal(holds)
 	if err != nil {
-		panic(err) // cannot happen: strings and a number
+		panic(err) // cannot happen: strings and numbers
 	}
-	mark = "[" + string(b)
+	mark = strings.TrimSuffix(string(b), "]")
 	if around := os.Getenv(heldVar); len(heldAround()) > 0 {
-		mark = strings.TrimSuffix(strings.TrimSpace(around), "]") + "," + string(b)
+		mark = strings.TrimSuffix(strings.TrimSpace(around), "]") + "," + mark[1:]
 	}
 	return mark + "]", mark
 }
@@ -83,16 +85,24 @@ func tryReleaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan stru
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		// A token identifies one entry as long as the store keeps its data. A store that has lost
-		// data may have given the token to another entry.
-		line, err := client.Line(ctx, c.Name)
-		if err != nil || !(held{c.Name, c.Token, c.Owner}).holds(line) {
-			return err
+		var errs []error
+		for _, h := range c.Holds {
+			errs = append(errs, breakOrphaned(ctx, client, held{Name: h.Name, Token: h.Token, Owner: h.Owner}))
 		}
-		_, err = client.Break(ctx, c.Name, c.Token)
-		if errors.Is(err, stile.ErrGone) {
-			return nil
-		}
-		return err
+		return errors.Join(errs...)
 	})
+}
+
+func breakOrphaned(ctx context.Context, client *stile.Client, h held) error {
+	// A token identifies one entry as long as the store keeps its data. A store that has lost data
+	// may have given the token to another entry.
+	line, err := client.Line(ctx, h.Name)
+	if err != nil || !h.holds(line) {
+		return err
+	}
+	_, err = client.Break(ctx, h.Name, h.Token)
+	if errors.Is(err, stile.ErrGone) {
+		return nil
+	}
+	return err
 }

@@ -9,8 +9,8 @@ import (
 
 func TestHeld_enclosingHolds(t *testing.T) {
 	t.Setenv(heldVar, "")
-	a := held{"a", 512, `ann@web-3 pid 1 ("quoted" <&>)`}
-	all, mark := a.within()
+	a := held{Name: "a", Token: 512, Owner: `ann@web-3 pid 1 ("quoted" <&>)`}
+	all, mark := within([]held{a})
 	if !strings.HasPrefix(all, mark) || strings.TrimPrefix(all, mark) != "]" {
 		t.Errorf("%s does not begin with %s", all, mark)
 	}
@@ -18,8 +18,8 @@ func TestHeld_enclosingHolds(t *testing.T) {
 	if around := heldAround(); len(around) != 1 || around[0] != a {
 		t.Errorf("%s is read as %v", all, around)
 	}
-	b := held{"b", 1 << 62, "bob"}
-	both, inner := b.within()
+	b := held{Name: "b", Token: 1 << 62, Owner: "bob"}
+	both, inner := within([]held{b})
 	if !strings.HasPrefix(both, mark) || !strings.HasPrefix(both, inner) {
 		t.Errorf("%s does not begin with %s and %s: what runs under both is not known as a part of each", both, mark, inner)
 	}
@@ -29,7 +29,7 @@ func TestHeld_enclosingHolds(t *testing.T) {
 	}
 	for _, nonsense := range []string{"[", "nonsense", "{}", "[]", `["a"]`} {
 		t.Setenv(heldVar, nonsense)
-		if all, _ := a.within(); all != mark+"]" {
+		if all, _ := within([]held{a}); all != mark+"]" {
 			t.Errorf("under %q it is %s", nonsense, all)
 		}
 	}
@@ -40,22 +40,22 @@ func TestHeld_otherHolder(t *testing.T) {
 	t.Parallel()
 	ann := stile.Owner{Host: "web-3", PID: 812, User: "ann", Command: "deploy"}
 	line := stile.Line{Name: "a", Holders: []stile.Entry{{Token: 512, Owner: ann}}}
-	if !(held{"a", 512, ann.String()}).holds(line) {
+	if !(held{Name: "a", Token: 512, Owner: ann.String()}).holds(line) {
 		t.Error("it is not known again")
 	}
 	for _, other := range []held{
-		{"a", 512, "bob@web-3 pid 812 (deploy)"}, {"a", 768, ann.String()}, {"b", 512, ann.String()},
+		{Name: "a", Token: 512, Owner: "bob@web-3 pid 812 (deploy)"}, {Name: "a", Token: 768, Owner: ann.String()}, {Name: "b", Token: 512, Owner: ann.String()},
 	} {
 		if other.holds(line) {
 			t.Errorf("%v is taken for it", other)
 		}
 	}
 	line.Waiters, line.Holders = line.Holders, nil
-	if (held{"a", 512, ann.String()}).holds(line) {
+	if (held{Name: "a", Token: 512, Owner: ann.String()}).holds(line) {
 		t.Error("a waiter is taken for a holder")
 	}
 	line.Holders = []stile.Entry{{Token: 0, Owner: ann}}
-	if (held{"a", 0, ann.String()}).holds(line) {
+	if (held{Name: "a", Token: 0, Owner: ann.String()}).holds(line) {
 		t.Error("a hold without a token is taken for one of ours")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
 )
 
 // newTable returns a writer that aligns cells separated by tabs. It writes when it is flushed.
@@ -48,7 +49,20 @@ func holders(l stile.Line) string {
 	if others := len(l.Holders) - 1; others > 0 {
 		text += fmt.Sprintf(" +%d", others)
 	}
+	if n := slotsOf(l); n > 0 {
+		text += fmt.Sprintf(" (%d of %d slots)", len(l.Holders), n)
+	} else if l.Holders[0].Mode == line.Shared {
+		text += " (shared)"
+	}
 	return text
+}
+
+// slotsOf returns the number of slots of a semaphore; zero for other locks.
+func slotsOf(l stile.Line) int {
+	for _, p := range places(l) {
+		return p.entry.Mode.Slots()
+	}
+	return 0
 }
 
 // details formats everything known about a line.
@@ -72,13 +86,15 @@ func details(l stile.Line, now time.Time) []byte {
 // state returns the number of holders and waiters as text.
 func state(l stile.Line) string {
 	var text string
-	switch len(l.Holders) {
-	case 0:
+	switch n, slots := len(l.Holders), slotsOf(l); {
+	case n == 0:
 		text = "free"
-	case 1:
+	case slots > 0:
+		text = fmt.Sprintf("%d of %d slots taken", n, slots)
+	case n == 1:
 		text = "held"
 	default:
-		text = fmt.Sprintf("held by %d", len(l.Holders))
+		text = fmt.Sprintf("held by %d", n)
 	}
 	if n := len(l.Waiters); n > 0 {
 		text += fmt.Sprintf(", %d waiting", n)

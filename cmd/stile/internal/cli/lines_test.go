@@ -64,12 +64,14 @@ func expectText(t *testing.T, got []byte, want string) {
 func TestOverview(t *testing.T) {
 	t.Parallel()
 	shared := func(e stile.Entry) stile.Entry { e.Mode = line.Shared; return e }
+	slot := func(e stile.Entry) stile.Entry { e.Mode = line.Slot(3); return e }
 	expectText(t, overview([]stile.Line{
 		{Name: "deploy/web", Holders: []stile.Entry{ann()}, Waiters: []stile.Entry{bob(), foreign()}},
 		{Name: "etcdctl's", Holders: []stile.Entry{foreign()}},
 		{Name: "evil \u202ename", Holders: []stile.Entry{evil()}},
 		{Name: "odd", Waiters: []stile.Entry{ann()}},
 		{Name: "readers", Holders: []stile.Entry{shared(bob()), shared(ann()), shared(ann())}},
+		{Name: "builds", Holders: []stile.Entry{slot(ann()), slot(bob())}},
 		{Name: "says nothing", Holders: []stile.Entry{{Token: 256, Session: "694d"}}},
 	}, noon), `
 NAME               HOLDER                                           AGE    LEFT  WAITING
@@ -77,7 +79,8 @@ deploy/web         ann@web-3 pid 812 (deploy.sh)                    3m12s  14s  
 etcdctl's          unknown client, session 694d98a1c2e470           ?      58s   0
 "evil \u202ename"  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)  ?      ?     0
 odd                nobody                                           ?      ?     1
-readers            bob@web-1 pid 99 (deploy.sh) +2                  <2m1s  9s    0
+readers            bob@web-1 pid 99 (deploy.sh) +2 (shared)         <2m1s  9s    0
+builds             ann@web-3 pid 812 (deploy.sh) +1 (2 of 3 slots)  3m12s  14s   0
 says nothing       unknown owner, session 694d                      ?      ?     0
 `)
 	expectText(t, overview(nil, noon), "")

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -89,13 +90,13 @@ func completePaths(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		complete := cmd.ValidArgsFunction
 		switch cmd.Name() {
-		case "run", "break", "ls", "show", "wait", "watch":
+		case "run", "elect", "hold", "break", "ls", "show", "wait", "watch":
 		default:
 			continue
 		}
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			prefix, err := prefixOf(typed)
-			if len(args) > 0 || !isPath(typed) || err != nil {
+			if len(args) > 0 && !allNames(cmd) || slices.Contains(args, "--") || !isPath(typed) || err != nil {
 				return complete(cmd, args, typed)
 			}
 			if isDots(path.Base(typed)) && !strings.HasSuffix(typed, "/") {

@@ -26,16 +26,16 @@ func TestRun_examples(t *testing.T) {
 			flags += " name"
 		}
 		n++
-		r := run{stdio: Stdio{}}
+		r := run{execution: execution{request: newRequest(Stdio{})}}
 		checked := newRunInto(&r)
 		if err := checked.ParseFlags(strings.Fields(strings.ReplaceAll(flags, `"ticket 812"`, "ticket"))); err != nil {
 			t.Errorf("%s: %v", line, err)
 			continue
 		}
 		args := checked.Flags().Args()
-		r.killSet, r.waitSet = checked.Flags().Changed("kill-after"), checked.Flags().Changed("wait")
-		r.name, r.argv = args[len(args)-1], []string{"command"}
-		if _, _, err := r.check(); err != nil {
+		r.set(checked.Flags())
+		r.names, r.argv = args[len(args)-1:], []string{"command"}
+		if err := r.check(); err != nil {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
@@ -74,7 +74,7 @@ func TestRun_minHoldWithoutReleaseAfter(t *testing.T) {
 	defer signals.Close()
 
 	const rest = 100 * time.Millisecond
-	l := &lock{stdio: stdio, client: client, hold: hold, opened: &storeurl.Conn{Store: st}, obtained: time.Now()}
+	l := &lock{names: []string{"demo"}, stdio: stdio, client: client, hold: hold, opened: &storeurl.Conn{Store: st}, obtained: time.Now()}
 	began := time.Now()
 	l.keepFor(signals, rest)
 	if took := time.Since(began); took < rest {
@@ -121,7 +121,11 @@ func TestRun_killAfterUnderStoreTerms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := run{name: "demo", ttl: duration(stile.DefaultTTL), killAfter: duration(tt.longest), killSet: true, quiet: true}
+		r := execution{
+			request:   request{names: []string{"demo"}, ttl: duration(stile.DefaultTTL), quiet: true},
+			killAfter: duration(tt.longest), killSet: true,
+		}
+		r.accept = r.acceptTerms
 		hold, err := r.obtain(t.Context(), client)
 		if err != nil {
 			t.Fatalf("%T: the longest possible: %v", tt.st, err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 	"github.com/stilelock/stile/storeurl"
 )
@@ -27,7 +28,7 @@ func TestTexts_failures(t *testing.T) {
 		}
 	}
 	type scene struct {
-		*run
+		*request
 		store  *memstore.Store
 		client *stile.Client
 		lock   *lock // it is held
@@ -40,6 +41,7 @@ func TestTexts_failures(t *testing.T) {
 		{
 			"no session", func(ctx context.Context, s scene) error {
 				s.store.SetFaults(down(memstore.Open))
+				s.accept = func(store.Terms) error { return nil }
 				_, err := s.obtain(ctx, s.client)
 				return err
 			}, "stile: open session: " + reason,
@@ -102,9 +104,9 @@ func TestTexts_failures(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := scene{
-				run:   &run{name: "demo", ttl: duration(stile.DefaultTTL), conflict: exitNotObtained},
-				store: st, client: newTestClient(t, st, stile.Owner{}),
-				lock: &lock{hold: hold, ttl: stile.DefaultTTL, verbose: true, opened: &storeurl.Conn{Store: st}},
+				request: &request{names: []string{"demo"}, ttl: duration(stile.DefaultTTL), conflict: exitNotObtained},
+				store:   st, client: newTestClient(t, st, stile.Owner{}),
+				lock: &lock{names: []string{"demo"}, hold: hold, ttl: stile.DefaultTTL, verbose: true, opened: &storeurl.Conn{Store: st}},
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()

@@ -12,31 +12,39 @@ import (
 // statusDelay is how long an operation may take before a status is shown.
 const statusDelay = time.Second
 
-// showWaiting returns when the place is ready. If that takes longer than statusDelay, it shows the
-// holder: at a terminal in a status line that is updated, otherwise once, and only with -v or if
-// nobody else can end the wait.
-func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stile.Place) {
+// showWaiting returns when the lock is held or the attempt has failed. If that takes longer than
+// statusDelay, it shows the holder: at a terminal in a status line that is updated, otherwise once,
+// and only with -v or if nobody else can end the wait.
+func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *waiting) {
 	began := time.Now()
 	select {
-	case <-place.Ready():
+	case <-place.ready:
 		return
 	case <-time.After(statusDelay):
 	}
 	progress := newProgress(r.stdio)
-	around := slices.DeleteFunc(heldAround(), func(h held) bool { return h.Name != r.name })
+	around := slices.DeleteFunc(heldAround(), func(h held) bool { return !slices.Contains(r.names, h.Name) })
 	if progress == nil && !r.verbose && len(around) == 0 {
 		return
 	}
 	defer progress.clear()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	reading, stop := context.WithCancel(ctx)
-	defer stop()
-	lines := latest(reading, client, r.name)
-	var line stile.Line
+	var (
+		name  string
+		lines <-chan stile.Line
+		line  stile.Line
+		stop  = func() {}
+	)
+	defer func() { stop() }()
 	for {
+		if now := r.awaitedName(); now != name { // another one of several
+			stop()
+			name, line = now, stile.Line{}
+			lines, stop = latest(ctx, client, name)
+		}
 		select {
-		case <-place.Ready():
+		case <-place.ready:
 			return
 		case line = <-lines:
 		case <-tick.C:
@@ -45,9 +53,9 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 			around = nil
 			progress.clear()
 			r.stdio.say(fmt.Sprintf("deadlock: lock %q is already held by a stile run that this command runs under; "+
-				"it will not be free before that ends", r.name))
+				"it will not be free before that ends", name))
 		}
-		texts := waitingTexts(r.name, line, place.Ahead(), time.Since(began))
+		texts := waitingTexts(name, line, place.ahead(), time.Since(began))
 		switch {
 		case progress != nil:
 			progress.show(texts...)
@@ -61,8 +69,10 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 	}
 }
 
-// latest returns a channel that always has the newest unread reading of a line, until ctx ends.
-func latest(ctx context.Context, client *stile.Client, name string) <-chan stile.Line {
+// latest returns a channel that always has the newest unread reading of a line, until ctx ends or stop
+// is called.
+func latest(ctx context.Context, client *stile.Client, name string) (_ <-chan stile.Line, stop func()) {
+	ctx, stop = context.WithCancel(ctx)
 	lines := make(chan stile.Line, 1)
 	go func() {
 		for line, err := range client.WatchLine(ctx, name) {
@@ -76,7 +86,7 @@ func latest(ctx context.Context, client *stile.Client, name string) <-chan stile
 			lines <- line
 		}
 	}()
-	return lines
+	return lines, stop
 }
 
 // waitingTexts returns texts that say who holds the lock, since when, and how many waiters are
@@ -93,7 +103,7 @@ func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration)
 	if ahead > 1 {
 		place = fmt.Sprintf("%d come first", ahead)
 	}
-	held, since := "held by "+holderName(line.Holders[0]), sinceWhen(line)
+	held, since := "held by "+holderNames(line), sinceWhen(line)
 	texts := []string{name + held + since + "; " + place + so, name + held + since + "; " + place, name + held + "; " + place}
 	if owner := line.Holders[0].Owner; owner.Command != "" && owner.Host != "" {
 		owner.Command = ""
@@ -117,7 +127,20 @@ func holderOf(line stile.Line) string {
 	if len(line.Holders) == 0 {
 		return "it has just become free"
 	}
-	return "it is held by " + holderName(line.Holders[0])
+	return "it is held by " + holderNames(line)
+}
+
+// holderNames names the first holder of a lock that is held, and counts the others.
+func holderNames(line stile.Line) string {
+	name := holderName(line.Holders[0])
+	switch others := len(line.Holders) - 1; others {
+	case 0:
+		return name
+	case 1:
+		return name + " and 1 other"
+	default:
+		return fmt.Sprintf("%s and %d others", name, others)
+	}
 }
 
 // holderName describes the owner of an entry, which may be a foreign client.

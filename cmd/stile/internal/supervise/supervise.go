@@ -9,6 +9,8 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
+	"github.com/stilelock/stile/cmd/stile/internal/uptime"
+	"github.com/stilelock/stile/cmd/stile/internal/validity"
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
 
@@ -17,10 +19,14 @@ type Job struct {
 	// Command is the command, and Signals are the signals to forward to it.
 	Command child.Command
 	Signals *child.Signals
-	// Hold is the lock, TTL the one that was requested, and Renewals reports the client's renewals.
-	Hold     *stile.Hold
+	// Hold is the lock, and Lock names it: lock "a", or locks "a" and "b". TTL is the one that was
+	// requested, and Renewals reports the client's renewals.
+	Hold     Hold
+	Lock     string
 	TTL      time.Duration
 	Renewals Renewals
+	// Validity tells the command's processes until when the lock is held; it may be nil.
+	Validity *validity.Record
 	// StopSignal asks the command to end. It is killed KillAfter later, which is at most
 	// [MaxKillAfter] of the [Certain] part of the TTL.
 	StopSignal os.Signal
@@ -37,6 +43,14 @@ type Job struct {
 	Because func(err error) string
 }
 
+// A Hold is a [stile.Hold] or a [stile.MultiHold].
+type Hold interface {
+	Valid() bool
+	Deadline() time.Time
+	Lost() <-chan struct{}
+	Err() error
+}
+
 // An Outcome is how a command under a lock ended.
 type Outcome int
 
@@ -49,6 +63,16 @@ const (
 	// TimedOut means that the command exceeded its timeout and was stopped.
 	TimedOut
 )
+
+// A Result is the outcome of a command.
+type Result struct {
+	Outcome Outcome
+	// ExitCode is that of a command that has [Ended].
+	ExitCode int
+	// Interrupted is true if the command was asked to end by INT, QUIT or TERM, which were forwarded to
+	// it, or was ended by a forwarded HUP. Other commands read their configuration again after a HUP.
+	Interrupted bool
+}
 
 // Renewals carries the last renewal attempt from a client's hook to the supervisor. Create one with
 // [NewRenewals].
@@ -69,27 +93,33 @@ func (r Renewals) Note(attempt stile.RenewalEvent) {
 	}
 }
 
-// Run runs the command, and stops it if the lock cannot be kept. The exit code is that of a command
-// that has [Ended]. An error means that the command could not be started.
-func Run(j Job) (outcome Outcome, code int, err error) {
+// Run runs the command, and stops it if the lock cannot be kept. An error means that the command
+// could not be started.
+func Run(j Job) (Result, error) {
 	s := supervisor{Job: j}
+	defer s.Validity.Until(0)
+	s.publishDeadline()  // before the command can ask for it
 	if !s.Hold.Valid() { // this process was stopped since it got the lock, or blocked on a terminal held with ^S
 		<-s.Hold.Lost() // closes promptly once the hold is not valid
 		s.Say(s.lostText() + "; the command was not run")
-		return Lost, 0, nil
+		return Result{Outcome: Lost}, nil
 	}
+	var err error
 	if s.process, err = child.Start(j.Command, j.Signals); err != nil {
-		return 0, 0, err
+		return Result{}, err
 	}
-	outcome, code = s.watch()
-	return outcome, code, nil
+	outcome, code := s.watch()
+	hungUp := s.hangup && code == child.ExitCodeFor(syscall.SIGHUP)
+	return Result{outcome, code, s.interrupted || hungUp}, nil
 }
 
 // supervisor watches one command. It is used by one goroutine.
 type supervisor struct {
 	Job
-	process *child.Process
-	lastErr error // of the last renewal attempt; nil if it was confirmed
+	process     *child.Process
+	lastErr     error // of the last renewal attempt; nil if it was confirmed
+	interrupted bool  // INT, QUIT or TERM was forwarded
+	hangup      bool  // HUP was forwarded
 
 	dog       *watchdog.Watchdog // nil at first: a short command needs none
 	unwatched <-chan time.Time   // fires when a watchdog is to be started; nil if there is one
@@ -126,7 +156,7 @@ func (s *supervisor) watch() (Outcome, int) {
 		if s.suspended {
 			stopBy = clockInterval
 		}
-		s.updateWatchdog()
+		s.publishDeadline()
 		timer.Reset(min(stopBy, clockInterval))
 		select {
 		case <-s.unwatched:
@@ -138,12 +168,13 @@ func (s *supervisor) watch() (Outcome, int) {
 		case <-s.process.Done():
 			return s.ended()
 		case <-s.Hold.Lost():
+			s.Validity.Until(0)
 			grace := s.graceAfterLoss()
-			s.dog.Until(grace)
+			s.dog.Until(uptime.Now() + grace)
 			s.stop(s.lostText()+"; stopping the command", grace, nil)
 			return Lost, 0
 		case <-timeout:
-			reason := fmt.Sprintf("the command under lock %q has run for %v; stopping it", s.Hold.Name(), s.Timeout)
+			reason := fmt.Sprintf("the command under %s has run for %v; stopping it", s.Lock, s.Timeout)
 			s.stop(reason, s.KillAfter, s.Hold.Lost())
 			return TimedOut, 0
 		case sig := <-s.Signals.C():
@@ -190,11 +221,13 @@ func (s *supervisor) forward(sig os.Signal) {
 	if child.Stops(sig) {
 		s.suspended, s.toSuspend = true, nil
 		s.process.AskToStop(min(suspendTimeout, time.Until(s.stopBy())), s.Hold.Lost())
-		s.updateWatchdog() // the deadline may have moved
+		s.publishDeadline() // it may have moved
 		s.process.Suspend()
 		return
 	}
 	s.process.Signal(sig)
+	s.hangup = s.hangup || sig == syscall.SIGHUP
+	s.interrupted = s.interrupted || child.Ends(sig) && sig != syscall.SIGHUP
 	if child.Ends(sig) && !s.suspended { // a stopped command does not receive it
 		s.toSuspend = nil
 		s.resume()
@@ -210,14 +243,18 @@ func (s *supervisor) resume() {
 func (s *supervisor) startWatchdog(pause time.Duration) {
 	var err error
 	s.unwatched = nil
-	if s.dog, err = watchdog.Start(s.Charge, time.Until(s.Hold.Deadline())); err != nil {
+	if s.dog, err = watchdog.Start(s.Charge, uptime.At(s.Hold.Deadline())); err != nil {
 		s.Remark(err.Error())
 		s.unwatched = time.After(pause)
 	}
 }
 
-// updateWatchdog sends the hold's deadline to the watchdog.
-func (s *supervisor) updateWatchdog() { s.dog.Until(time.Until(s.Hold.Deadline())) }
+// publishDeadline sends the hold's deadline to the watchdog, and to the command's processes.
+func (s *supervisor) publishDeadline() {
+	deadline := uptime.At(s.Hold.Deadline())
+	s.dog.Until(deadline)
+	s.Validity.Until(deadline)
+}
 
 // stop stops the command and reports the reason. It waits at most a second longer for the report,
 // because a terminal may be held with ^S, and a pipe be full.
@@ -248,18 +285,21 @@ func (s *supervisor) graceAfterLoss() time.Duration {
 
 // atRiskText returns why the command is stopped while the lock is still held.
 func (s *supervisor) atRiskText() string {
-	return fmt.Sprintf("lost contact with the store%s; stopping the command before lock %q expires",
-		s.Because(s.lastErr), s.Hold.Name())
+	return fmt.Sprintf("lost contact with the store%s; stopping the command before %s expires",
+		s.Because(s.lastErr), s.Lock)
 }
 
 // lostText returns why the lock is no longer held.
-func (s *supervisor) lostText() string {
-	lost, ok := errors.AsType[*stile.LostError](s.Hold.Err())
+func (s *supervisor) lostText() string { return LostText(s.Hold, s.Lock, s.Because) }
+
+// LostText returns why a lock is no longer held. The other arguments are those of a [Job].
+func LostText(h Hold, lock string, because func(err error) string) string {
+	lost, ok := errors.AsType[*stile.LostError](h.Err())
 	switch {
 	case !ok:
-		return fmt.Sprintf("lock %q was lost", s.Hold.Name())
+		return lock + " was lost"
 	case lost.Reason == stile.LostDeadline:
-		return fmt.Sprintf("lock %q expired: it was not renewed in time%s", lost.Name, s.Because(lost.Err))
+		return fmt.Sprintf("lock %q expired: it was not renewed in time%s", lost.Name, because(lost.Err))
 	default:
 		return fmt.Sprintf("lock %q was broken, or its lease expired", lost.Name)
 	}

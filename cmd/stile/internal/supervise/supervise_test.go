@@ -21,6 +21,7 @@ type stage struct {
 	*testing.T
 	store    *memstore.Store
 	client   *stile.Client
+	hold     *stile.Hold
 	job      Job
 	messages chan string
 }
@@ -51,9 +52,10 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 		}
 		null.Close()
 	})
+	s.hold = hold
 	s.job = Job{
 		Command: child.Command{Path: argv[0], Args: argv, Stdin: null, Stdout: null, Stderr: null},
-		Signals: signals, Hold: hold, TTL: ttl, Renewals: renewals,
+		Signals: signals, Hold: hold, Lock: `lock "demo"`, TTL: ttl, Renewals: renewals,
 		StopSignal: syscall.SIGTERM, KillAfter: DefaultKillAfter(ttl),
 		Say:     func(text string) { s.messages <- text },
 		Remark:  func(string) {},
@@ -66,9 +68,9 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 // message.
 func (s *stage) wants(outcome Outcome, code int, parts ...string) {
 	s.Helper()
-	gotOutcome, gotCode, err := Run(s.job)
-	if gotOutcome != outcome || gotCode != code || err != nil {
-		s.Errorf("got outcome %v, exit code %d, %v; want %v, %d", gotOutcome, gotCode, err, outcome, code)
+	got, err := Run(s.job)
+	if got.Outcome != outcome || got.ExitCode != code || err != nil {
+		s.Errorf("got %+v, %v; want outcome %v, exit code %d", got, err, outcome, code)
 	}
 	if len(parts) == 0 {
 		s.messages <- ""
@@ -90,7 +92,7 @@ func TestRun_exitCode(t *testing.T) {
 
 func TestRun_noSuchCommand(t *testing.T) {
 	s := newStage(t, stile.MaxTTL, "/no/such/command")
-	if _, _, err := Run(s.job); err == nil {
+	if _, err := Run(s.job); err == nil {
 		t.Error("got no error for a missing command")
 	} else if e, ok := errors.AsType[*child.Error](err); !ok || e.Code != child.NotFound {
 		t.Errorf("got %v, want a *child.Error with code NotFound", err)
@@ -101,7 +103,7 @@ func TestRun_noSuchCommand(t *testing.T) {
 func TestRun_lostBeforeStart(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
 	s := newStage(t, stile.MaxTTL, "/bin/sh", "-c", `: >"$0"`, ran)
-	if _, err := s.client.Break(t.Context(), "demo", s.job.Hold.Token()); err != nil {
+	if _, err := s.client.Break(t.Context(), "demo", s.hold.Token()); err != nil {
 		t.Fatal(err)
 	}
 	<-s.job.Hold.Lost()
@@ -122,7 +124,7 @@ func TestRun_broken(t *testing.T) {
 	s.job.Command.Stdout = stdout
 	go func() {
 		_, _ = started.Read(make([]byte, 1))
-		if _, err := s.client.Break(t.Context(), "demo", s.job.Hold.Token()); err != nil {
+		if _, err := s.client.Break(t.Context(), "demo", s.hold.Token()); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -20,29 +20,33 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 )
 
-// A Charge describes the command to watch and its lock.
+// A Charge describes the command to watch and its locks.
 type Charge struct {
 	// Tree is the command.
 	Tree child.Tree
-	// Name, Token and Owner identify the hold: the lock's name, the fencing token, and the owner as
-	// others see it.
-	Name  string
-	Token uint64
-	Owner string
+	// Holds are the holds that the command runs under, usually one.
+	Holds []Hold
 	// URL is the store's URL as the lock's process opened it. Dir and Env are the working directory
 	// and the environment to interpret it in.
 	URL string
 	Dir string
 	Env []string
-	// NotBefore is the earliest time for a release of the lock, on the clock of [Now].
+	// NotBefore is the earliest time for a release of the lock, on the clock of [uptime.Now].
 	NotBefore time.Duration
 
 	// PID is the process that holds the lock. Start sets it.
 	PID int
 }
 
-// A Release removes the charge's hold from the store. It may connect to the store at once, but must
-// not change anything before safe is closed. ctx ends when the store has ended the hold by itself,
+// A Hold identifies a hold: by the lock's name, the fencing token, and the owner as others see it.
+type Hold struct {
+	Name  string
+	Token uint64
+	Owner string
+}
+
+// A Release removes the charge's holds from the store. It may connect to the store at once, but must
+// not change anything before safe is closed. ctx ends when the store has ended the holds by itself,
 // or is about to.
 type Release func(ctx context.Context, c Charge, safe <-chan struct{})
 

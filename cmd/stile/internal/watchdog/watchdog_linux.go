@@ -16,9 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stilelock/stile/cmd/stile/internal/inherited"
+	"github.com/stilelock/stile/cmd/stile/internal/uptime"
 )
 
-// Verb is the hidden verb that makes the program a watchdog. The name of the lock follows, for
+// Verb is the hidden verb that makes the program a watchdog. The names of the locks follow, for
 // people who list processes.
 const Verb = "watchdog"
 
@@ -29,10 +30,10 @@ type Watchdog struct {
 	gone chan struct{}
 }
 
-// Start starts a watchdog for a command that may run for the time left, as with [Watchdog.Until].
+// Start starts a watchdog for a command that may run until a deadline, as with [Watchdog.Until].
 // The watchdog must be closed before the command's process group number can be reused: while the
 // command has not been waited for.
-func Start(c Charge, left time.Duration) (_ *Watchdog, err error) {
+func Start(c Charge, deadline time.Duration) (_ *Watchdog, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("start the watchdog: %w", err)
@@ -50,14 +51,14 @@ func Start(c Charge, left time.Duration) (_ *Watchdog, err error) {
 	}
 	defer read.Close()
 	// The running executable, even if the file has been replaced.
-	dog := exec.Command("/proc/self/exe", Verb, c.Name)
+	dog := exec.Command("/proc/self/exe", append([]string{Verb}, c.names()...)...)
 	dog.Args[0] = "stile"
 	dog.Dir, dog.Env = "/", []string{}
 	dog.Stdin = read // nothing else is inherited: a reader may wait for the end of our output
 	dog.ExtraFiles = []*os.File{charge}
 	dog.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	w := &Watchdog{pipe: write, gone: make(chan struct{})}
-	w.Until(left) // so that it has a deadline from its first moment
+	w.Until(deadline) // so that it has one from its first moment
 	if err := dog.Start(); err != nil {
 		write.Close()
 		return nil, err
@@ -67,6 +68,15 @@ func Start(c Charge, left time.Duration) (_ *Watchdog, err error) {
 		_ = dog.Wait() // reap it
 	}()
 	return w, nil
+}
+
+// names returns the names of the locks.
+func (c Charge) names() []string {
+	names := make([]string, 0, len(c.Holds))
+	for _, h := range c.Holds {
+		names = append(names, h.Name)
+	}
+	return names
 }
 
 // chargeFile is the watchdog's descriptor of its charge. The file is in memory that is inaccessible
@@ -108,9 +118,9 @@ func (w *Watchdog) Gone() <-chan struct{} {
 	return w.gone
 }
 
-// Until sets the deadline: the command may run for the time left from now.
-func (w *Watchdog) Until(left time.Duration) {
-	w.send(strconv.FormatInt(int64(max(Now()+left, 1)), 10))
+// Until sets the deadline, on the clock of [uptime.Now].
+func (w *Watchdog) Until(deadline time.Duration) {
+	w.send(strconv.FormatInt(int64(max(deadline, 1)), 10))
 }
 
 // Close dismisses the watchdog.
@@ -151,25 +161,25 @@ func Run(release Release) error {
 	// The end of a service or a login signals all of its processes. The watchdog has to go on until
 	// the lock's process dismisses it.
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
-	await(os.Stdin, Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
+	await(os.Stdin, uptime.Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
 	return nil
 }
 
 // orphaned kills the command after the process of the lock has ended, and then has the lock
 // released.
 func (c Charge) orphaned(deadline time.Duration, release Release) {
-	ctx, cancel := context.WithTimeout(context.Background(), deadline-Now())
+	ctx, cancel := context.WithTimeout(context.Background(), deadline-uptime.Now())
 	defer cancel()
 	safe, released := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(released)
 		release(ctx, c, safe)
 	}()
-	if !c.end(func() bool { return Now() >= deadline }) {
+	if !c.end(func() bool { return uptime.Now() >= deadline }) {
 		return // the TTL ends the hold
 	}
 	select {
-	case <-time.After(c.NotBefore - Now()):
+	case <-time.After(c.NotBefore - uptime.Now()):
 		close(safe)
 	case <-ctx.Done():
 	}
@@ -185,12 +195,4 @@ func (c Charge) end(enough func() bool) bool {
 		time.Sleep(time.Millisecond)
 	}
 	return c.Tree.End(os.Getppid(), enough)
-}
-
-// Now returns the time since the machine was started, including suspends. It is the same in all
-// processes.
-func Now() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail on a kernel that Go runs on
-	return time.Duration(t.Nano())
 }

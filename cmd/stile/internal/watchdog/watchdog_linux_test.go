@@ -56,7 +56,7 @@ func TestWatchdog_doesNotBlock(t *testing.T) {
 func TestCharge_roundTrip(t *testing.T) {
 	t.Parallel()
 	c := Charge{
-		Tree: child.Tree{Group: 4711, Started: 1 << 40, Mark: "A=b"}, Name: "demo", Token: 1<<63 - 1, Owner: "ann@web-3",
+		Tree: child.Tree{Group: 4711, Started: 1 << 40, Mark: "A=b"}, Holds: []Hold{{"demo", 1<<63 - 1, "ann@web-3"}, {"b", 2048, ""}},
 		URL: "etcd://root:secret@host", Dir: "/", Env: []string{"BYTES=\xff\xfe", "LONG=" + strings.Repeat("x", 1<<20)},
 		NotBefore: time.Hour, PID: 42,
 	}

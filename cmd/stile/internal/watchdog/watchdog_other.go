@@ -24,8 +24,3 @@ func (w *Watchdog) Close() {}
 
 // Run returns at once.
 func Run(Release) error { return nil }
-
-// Now returns the time since the program was started.
-func Now() time.Duration { return time.Since(started) }
-
-var started = time.Now()

@@ -1,0 +1,83 @@
+package main_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// asserted is the output of stile assert -o json.
+type asserted struct {
+	Name  string  `json:"name"`
+	Token string  `json:"token"`
+	Held  bool    `json:"held"`
+	Left  float64 `json:"left_seconds"`
+}
+
+func TestAssert_held(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	c := m.run("--all", "a", "b", "--", "sh", "-ec", `"$0" assert; "$0" assert b; "$0" assert -q; "$0" assert -o json a`, stile)
+	c.expectExit(0)
+	text, object, _ := strings.Cut(c.stdout.String(), "[")
+	lines := strings.Split(text, "\n")
+	if !strings.HasPrefix(lines[0], `locks "a" and "b": held for another 4`) || !strings.HasPrefix(lines[1], `lock "b": held for another 4`) ||
+		len(lines) != 3 {
+		t.Errorf("got\n%swant the locks, and some 40 seconds of the TTL of %s", text, longTTL)
+	}
+	all := decodeJSON[[]asserted](t, []byte("["+object))
+	if len(all) != 1 || all[0].Name != "a" || !all[0].Held || all[0].Token == "" || all[0].Left < 30 || all[0].Left > 50 {
+		t.Errorf("got %s, want lock a, held for some 40 seconds", object)
+	}
+
+	// No name means the locks of all enclosing runs.
+	c = m.run("outer", "--", stile, "run", "inner", "--", stile, "assert")
+	c.expectExit(0)
+	if got := c.stdout.String(); !strings.HasPrefix(got, `locks "outer" and "inner": held for another `) {
+		t.Errorf("under two runs: got %s, want both locks", got)
+	}
+}
+
+// As soon as the lock is lost, before the command is asked to end, stile assert fails.
+func TestAssert_lost(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	m.setenv("STILE", stile)
+	const script = `trap '$STILE assert -q; echo $? >quiet; $STILE assert 2>stderr; echo $? >plain
+		$STILE assert -o json >json 2>/dev/null; exit' TERM; touch started; ` + sleepLoop
+	c := m.start(script, "-k", "18", "demo")
+	m.breakHolder("demo")
+	c.expectExit(79, `lock "demo" was broken`)
+	for file, want := range map[string]string{
+		"quiet": "79\n", "plain": "79\n", "stderr": `stile: lock "demo": not held any more` + "\n",
+	} {
+		if got := m.read(file); got != want {
+			t.Errorf("%s: got %q, want %q", file, got, want)
+		}
+	}
+	if all := decodeJSON[[]asserted](t, []byte(m.read("json"))); len(all) != 1 || all[0].Held || all[0].Left != 0 {
+		t.Errorf("got %v, want a lock that is not held", all)
+	}
+}
+
+// A process that a run has left behind learns that the lock is released.
+func TestAssert_afterRun(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	c := m.run("demo", "--", "sh", "-c", `echo "$STILE_HELD"`)
+	c.expectExit(0)
+	m.setenv("STILE_HELD", strings.TrimSpace(c.stdout.String()))
+	m.stile("assert").expectExit(79, `lock "demo": not held any more`)
+}
+
+func TestAssert_invalidUse(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.stile("assert").expectExit(125, "no stile run around this command")
+	m.setenv("STILE_HELD", `[{"name":"demo","token":"2048","owner":"ann"}]`) // of an earlier version
+	m.stile("assert").expectExit(125, `lock "demo"`, "cannot be asked")
+	m.stile("assert", "other").expectExit(125, `no stile run around this command holds lock "other"`)
+	m.stile("assert", "demo", "more").expectExit(125, "unexpected argument")
+}

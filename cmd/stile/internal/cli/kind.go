@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/supervise"
+	"github.com/stilelock/stile/store"
+)
+
+// kind says what kind of lock to take. The zero value is an exclusive lock.
+type kind struct {
+	exclusive bool // set by its flag; nothing else depends on it
+	shared    bool
+	slots     count
+	all       bool // all of several names
+	election  bool // the holder is the leader, and publishes the request's value
+}
+
+func (k *kind) addFlags(flags *pflag.FlagSet) {
+	flags.BoolVarP(&k.shared, "shared", "s", false, "share the lock with others that use -s, as the readers of a read-write lock")
+	flags.BoolVarP(&k.exclusive, "exclusive", "x", false, "exclude all others; the default")
+	flags.Var(&k.slots, "slots", "take one of `N` slots: as many holders at a time; all must name the same N")
+	flags.BoolVar(&k.all, "all", false, "take the locks of all NAMEs, which end at --, or none of them")
+}
+
+func (k kind) check() error {
+	switch {
+	case k.shared && k.exclusive:
+		return errors.New("-s and -x contradict each other: use one of them")
+	case k.slots > 0 && (k.shared || k.exclusive):
+		return errors.New("--slots is neither shared nor exclusive: leave out -s and -x")
+	case k.all && (k.shared || k.slots > 0):
+		return errors.New("--all takes exclusive locks only: leave out -s and --slots")
+	default:
+		return nil
+	}
+}
+
+// hold is a [*stile.Hold] or a [*stile.MultiHold].
+type hold interface {
+	supervise.Hold
+	Terms() store.Terms
+	Release(ctx context.Context) error
+	ReleaseAfter(ctx context.Context, d time.Duration) error
+}
+
+// A waiting is a place in the line for a lock, or an attempt to take several locks, one after the
+// other.
+type waiting struct {
+	ready <-chan struct{}
+	ahead func() int
+	// wait returns the hold, and gives the attempt up when ctx ends.
+	wait func(ctx context.Context) (hold, error)
+}
+
+// try takes the lock, or all locks, without waiting.
+func (r *request) try(ctx context.Context, client *stile.Client) (hold, error) {
+	switch name := r.names[0]; {
+	case r.kind.all:
+		return heldOr(client.TryLockAll(ctx, r.names...))
+	case r.kind.shared:
+		return heldOr(client.RWMutex(name).TryRLock(ctx))
+	case r.kind.slots > 0:
+		return heldOr(client.Semaphore(name, int(r.kind.slots)).TryAcquire(ctx))
+	default:
+		return heldOr(client.Mutex(name).TryLock(ctx))
+	}
+}
+
+// heldOr turns a nil pointer into a nil interface.
+func heldOr[H interface {
+	comparable
+	hold
+}](h H, err error) (hold, error) {
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// join begins to wait for the lock, or for all locks.
+func (r *request) join(ctx context.Context, client *stile.Client) (*waiting, error) {
+	name := r.names[0]
+	join := client.Mutex(name).Join
+	switch {
+	case r.kind.all:
+		return r.joinAll(ctx, client), nil
+	case r.kind.election:
+		candidate, err := client.Election(name).Join(ctx, r.value)
+		if err != nil {
+			return nil, err
+		}
+		return waitingFor(candidate.Place), nil
+	case r.kind.shared:
+		join = client.RWMutex(name).RJoin
+	case r.kind.slots > 0:
+		join = client.Semaphore(name, int(r.kind.slots)).Join
+	}
+	place, err := join(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return waitingFor(place), nil
+}
+
+func waitingFor(place *stile.Place) *waiting {
+	return &waiting{
+		ready: place.Ready(), ahead: place.Ahead,
+		wait: func(ctx context.Context) (hold, error) { return heldOr(place.Wait(ctx)) },
+	}
+}
+
+func (r *request) joinAll(ctx context.Context, client *stile.Client) *waiting {
+	var (
+		ready = make(chan struct{})
+		m     hold
+		err   error
+	)
+	go func() {
+		defer close(ready)
+		m, err = heldOr(client.LockAll(ctx, r.names...))
+	}()
+	return &waiting{
+		ready: ready, ahead: func() int { return 0 },
+		wait: func(context.Context) (hold, error) { // it ends with the ctx of joinAll
+			<-ready
+			return m, err
+		},
+	}
+}
+
+// noteAttempt is the client's [stile.Hooks.AttemptStart].
+func (r *request) noteAttempt(ctx context.Context, e stile.AttemptStartEvent) context.Context {
+	r.awaited.Store(&e.Name)
+	return ctx
+}
+
+// awaitedName returns the name of the lock that was asked for last.
+func (r *request) awaitedName() string {
+	if name := r.awaited.Load(); name != nil {
+		return *name
+	}
+	return r.names[0]
+}
+
+// heldLocks describes the locks of a hold.
+func heldLocks(h hold, owner, validity string) []held {
+	if one, ok := h.(*stile.Hold); ok {
+		return []held{{one.Name(), one.Token(), owner, validity}}
+	}
+	var all []held
+	if several, ok := h.(*stile.MultiHold); ok {
+		for _, name := range several.Names() {
+			all = append(all, held{name, several.Token(name), owner, validity})
+		}
+	}
+	return all
+}
+
+// lockText names locks: lock "a", or locks "a", "b" and "c".
+func lockText(names ...string) string {
+	quoted := make([]string, 0, len(names))
+	for _, name := range names {
+		quoted = append(quoted, strconv.Quote(name))
+	}
+	last := len(quoted) - 1
+	if last == 0 {
+		return "lock " + quoted[0]
+	}
+	return "locks " + strings.Join(quoted[:last], ", ") + " and " + quoted[last]
+}
+
+// count is the value of a flag that takes a positive number.
+type count int
+
+// Set implements pflag.Value.
+func (c *count) Set(s string) error {
+	n, err := strconv.ParseInt(s, 10, 32)
+	if err != nil || n < 1 || n > stile.MaxSlots {
+		return fmt.Errorf("must be a number from 1 to %d", stile.MaxSlots)
+	}
+	*c = count(n)
+	return nil
+}
+
+// String implements pflag.Value.
+func (c *count) String() string {
+	if *c == 0 {
+		return ""
+	}
+	return fmt.Sprint(int(*c))
+}
+
+// Type implements pflag.Value.
+func (c *count) Type() string { return "int" }
