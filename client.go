@@ -14,8 +14,9 @@ import (
 )
 
 // A Client takes locks on one store. Make one per store and process and share it: all its holds are
-// renewed with one session, and goroutines that want the same lock queue inside the process first,
-// with one entry in the store.
+// renewed with one session. Goroutines that want the same lock queue in the client first; for a mutex
+// only the first of them joins the line in the store. Two clients of one process compete in the store,
+// as those of two processes do.
 //
 // A Client is safe for concurrent use. [New] makes one; [Client.Close] ends it.
 type Client struct {
@@ -196,7 +197,7 @@ func isDone(s *keeper.Session) bool {
 	}
 }
 
-// watcher returns the callbacks that pass a session's events to the logger and the hooks.
+// callbacks returns the callbacks that pass a session's events to the logger and the hooks.
 func (c *Client) callbacks() keeper.Callbacks {
 	hooks := &c.opts.Hooks
 	var id string

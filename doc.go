@@ -5,7 +5,7 @@
 //	defer client.Close(ctx)
 //
 //	hold, err := client.Mutex("orders/42").Lock(ctx)   // waits in line
-//	if err != nil { … }                                // not held, and nothing left behind
+//	if err != nil { … }                                // not held
 //	defer hold.Release(ctx)
 //	charge(hold.Context(), hold.Token())               // the context ends when the lock is lost
 //
@@ -27,7 +27,8 @@
 //
 // A [Mutex] has one holder, an [RWMutex] one writer or many readers, and a [Semaphore] as many holders
 // as it has slots. An [Election] is a mutex whose holder publishes a value. The same places, holds and
-// errors come of all of them, and in each, callers get the lock in order of arrival.
+// errors come of all of them. Callers get the lock in order of arrival, except on Redlock, where any
+// client that asks while the lock is free may get it.
 //
 // A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a
 // semaphore of n slots. A request of another kind returns a [*KindError].
@@ -41,8 +42,8 @@
 //
 // # What it does not do
 //
-// Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself. Pass
-// the hold's context on, and Lock returns [ErrReentrant] instead. Stile does not detect other
+// Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself. If it
+// passes the hold's context to Lock, Lock returns [ErrReentrant] instead. Stile does not detect other
 // deadlocks; [Client.LockAll] takes several locks without one. A hold does not belong to a goroutine:
 // any goroutine may release it.
 package stile

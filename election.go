@@ -14,7 +14,7 @@ import (
 
 // An Election chooses one leader among candidates. It is a mutex whose holder, the leader, publishes a
 // value that everyone can read, for example its address. Candidates become leader in order of
-// arrival.
+// arrival, except on Redlock.
 //
 // A Mutex and an Election of the same name exclude each other. So does etcd's own
 // concurrency.Election, but it cannot read Stile's values, and shows itself as a leader without one.
@@ -38,11 +38,32 @@ func (e *Election) Name() string { return e.locker.name }
 // is lost while it waits, it rejoins the line, at the end. Leading ends with the session, and is not
 // resumed: see [Hold.Context] and [Election.Run].
 //
-// The value is published with the candidate from the start. Others see it as the leader's when the
-// candidate has become the leader, perhaps shortly before Campaign returns. It is part of the owner:
-// if that becomes larger than [MaxOwnerBytes], Campaign returns an error.
+// The value is published with the candidate from the start. Others see it as the leader's shortly
+// before Campaign returns, or up to [Options.LockDelay] before. It is part of the owner: if that
+// becomes larger than [MaxOwnerBytes], Campaign returns an error.
 func (e *Election) Campaign(ctx context.Context, value string) (*Leadership, error) {
 	hold, err := e.candidate(value).lock(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	return &Leadership{hold}, nil
+}
+
+// Join campaigns without blocking, like [Mutex.Join].
+func (e *Election) Join(ctx context.Context, value string) (*Candidate, error) {
+	p, err := e.candidate(value).join(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &Candidate{p}, nil
+}
+
+// A Candidate is a [Place] in an election.
+type Candidate struct{ *Place }
+
+// Wait returns the leadership once the candidate leads, and behaves like [Place.Wait].
+func (c *Candidate) Wait(ctx context.Context) (*Leadership, error) {
+	hold, err := c.Place.Wait(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -59,15 +80,16 @@ func (e *Election) candidate(value string) locker {
 // for concurrent use.
 type Leadership struct{ *Hold }
 
-// Value returns the value that was published last.
+// Value returns the value of the last successful Proclaim, or that of Campaign.
 func (l *Leadership) Value() string { return l.Owner().Value }
 
 // Proclaim publishes another value. It never restores a leadership that has ended, and never changes
 // that of another leader.
 //
 // If the leadership is lost, the error is a [*LostError]; after [Leadership.Resign] it matches
-// [ErrReleased]. If the store cannot change the value it matches [ErrUnsupported]. After any other
-// error others may see either value.
+// [ErrReleased]. If the store cannot change the value it matches [ErrUnsupported]. A value that
+// is too large is an error and changes nothing. After any other error others may see either value.
+// Concurrent calls run one after the other.
 func (l *Leadership) Proclaim(ctx context.Context, value string) error {
 	return l.replaceOwner(ctx, func(o *Owner) { o.Value = value })
 }
@@ -77,20 +99,22 @@ func (l *Leadership) Resign(ctx context.Context) error { return l.Release(ctx) }
 
 // A Leader is an election's leader, as others see it.
 type Leader struct {
-	// Value is what the leader has published; empty if Foreign is set.
+	// Value is what the leader has published.
 	Value string
-	// Token is the fencing token of the leader's hold. A later leader has a larger one.
+	// Token is the fencing token of the leader's hold, or zero if the store does not know one, as for
+	// some foreign leaders. A later leader has a larger one.
 	Token uint64
 	// Owner describes the leader.
 	Owner Owner
-	// Foreign is true if a client other than Stile leads.
+	// Foreign is true if a client other than Stile leads; then Value and Owner are empty.
 	Foreign bool
 	// Session is the ID of the leader's session in the store.
 	Session string
 }
 
-// Leader returns the current leader, or nil if there is none. By the time the caller looks at it there
-// may be another one: to act only under a certain leader, let the resource check the token.
+// Leader returns the current leader, or nil if there is none. A reader of an [RWMutex] and a holder of
+// a [Semaphore] of the same name are not leaders. When Leader returns, another one may lead already:
+// to act only under a certain leader, let the resource check the token.
 func (e *Election) Leader(ctx context.Context) (*Leader, error) {
 	if err := e.check(); err != nil {
 		return nil, err
@@ -110,7 +134,7 @@ func (e *Election) check() error {
 }
 
 func leaderOf(l Line) *Leader {
-	if len(l.Holders) == 0 {
+	if len(l.Holders) == 0 || l.Holders[0].Mode != line.Exclusive {
 		return nil
 	}
 	h := l.Holders[0]
@@ -118,10 +142,13 @@ func leaderOf(l Line) *Leader {
 }
 
 // Observe yields the leader, at once and again each time that there is another leader or another
-// value, until ctx ends or the loop is left. It yields nil if there is no leader. It can skip a leader
-// or a value that is replaced within a tenth of a second, but never the last one.
+// value, until ctx ends or the loop is left. It yields nil if there is no leader. It reads the line at
+// most ten times a second, so it can skip what lasts less than a tenth of a second, or ends while the
+// store is unreachable. It never skips the last leader or value.
 //
-// Errors are yielded as by [Client.WatchLines]: after a failed reading Observe goes on.
+// Together with an error it yields nil, although there may be a leader. After a failed reading Observe
+// continues, and yields the leader again after the next one. Any other error is the last that it
+// yields, as with [Client.WatchLines].
 func (e *Election) Observe(ctx context.Context) iter.Seq2[*Leader, error] {
 	return func(yield func(*Leader, error) bool) {
 		if err := e.check(); err != nil {
@@ -167,30 +194,32 @@ const (
 // Run campaigns, and runs f as long as the caller leads. f's context ends with ctx and with the
 // leadership; f must then return.
 //
-// If the leadership is lost, Run waits until f has returned, and campaigns again: so f never runs
-// twice at the same time. The error of f is then only logged. Run also campaigns again if Campaign
-// fails because of the store, with pauses of up to five seconds.
+// If the leadership is lost, Run waits until f has returned, logs f's error, and campaigns again. So
+// one call of Run never runs f twice at the same time. But another candidate may lead before f has
+// returned. Run also campaigns again if Campaign fails because of the store. Before each further
+// campaign it pauses, for up to five seconds.
 //
-// Run returns when f returns without a loss, also because ctx has ended: it then resigns, and returns
-// f's error joined with that of the resignation. If ctx ends while f does not run, the error matches
-// ctx.Err(). Campaign's error ends Run if repeating it would not help: the client is closed, or the
-// name, the value or the kind of lock is wrong.
+// If f returns while the caller leads, with or without an error, Run resigns, and returns f's error
+// joined with that of the resignation. It does the same if f has resigned itself. If ctx ends while f
+// does not run, the error matches ctx.Err(). Run also returns errors that another campaign would meet
+// again: those that match [ErrClosed], [ErrBadName], [ErrReentrant] or, before the caller has led,
+// [ErrKind], and that of a value that is too large.
 func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Context, l *Leadership) error) error {
 	c := e.locker.client
 	if err := checkOwner(e.candidate(value).owner()); err != nil {
 		return lockError(e.locker.name, err)
 	}
-	pause := firstCampaignPause
+	pause, led := firstCampaignPause, false
 	for {
 		lead, err := e.Campaign(ctx, value)
 		switch {
 		case err == nil:
-			pause = firstCampaignPause
+			pause, led = firstCampaignPause, true
 			var lost bool
 			if lost, err = runWith(ctx, lead.Hold, func(ctx context.Context) error { return f(ctx, lead) }); !lost {
 				return err
 			}
-		case ctx.Err() != nil || permanent(err):
+		case ctx.Err() != nil, permanent(err), !led && errors.Is(err, ErrKind):
 			return err
 		}
 		c.log(slog.LevelWarn, "campaigning again", slog.String("lock", e.locker.name), slog.Any("error", err))
@@ -205,7 +234,7 @@ func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Con
 
 // permanent reports whether another attempt to take a lock would fail with the same error.
 func permanent(err error) bool {
-	for _, target := range []error{ErrClosed, ErrBadName, ErrUnsupported, ErrReentrant, ErrKind} {
+	for _, target := range []error{ErrClosed, ErrBadName, ErrUnsupported, ErrReentrant} {
 		if errors.Is(err, target) {
 			return true
 		}

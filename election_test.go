@@ -39,6 +39,52 @@ func expectLeader(t *testing.T, c *stile.Client, value string, h *stile.Hold) {
 	}
 }
 
+// A candidate that joins does not block; it leads in its turn.
+func TestElection_join(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		first := campaign(t.Context(), t, ann, "ann").expectHoldNow()
+		c, err := bob.Election("a").Join(t.Context(), "bob")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if c.Ahead() != 1 || closed(c.Ready()) {
+			t.Errorf("behind the leader: got %d ahead, ready %v, want 1, false", c.Ahead(), closed(c.Ready()))
+		}
+		release(t, first)
+		lead, err := c.Wait(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectLeader(t, ann, "bob", lead.Hold)
+		if err := lead.Proclaim(t.Context(), "another"); err != nil {
+			t.Fatal(err)
+		}
+		expectLeader(t, ann, "another", lead.Hold)
+		release(t, lead.Hold)
+		_, err = bob.Election("a").Join(t.Context(), strings.Repeat("x", stile.MaxOwnerBytes+1))
+		if err == nil || !strings.Contains(err.Error(), "maximum") {
+			t.Errorf("Join with too large a value: got error %v, want one with the maximum", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		holder := campaign(t.Context(), t, ann, "ann").expectHoldNow()
+		c, err = bob.Election("a").Join(t.Context(), "bob")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lead, err := c.Wait(ctx); lead != nil || !errors.Is(err, context.Canceled) {
+			t.Errorf("Wait with a context that has ended: got %v, %v, want context.Canceled", lead, err)
+		}
+		if err := c.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		release(t, holder)
+		w.expectLine("a")
+	})
+}
+
 // Promise: P1, P3
 func TestElection_inOrderOfArrival(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -149,6 +195,7 @@ func TestElection_proclaimAfterLoss(t *testing.T) {
 		w.evict("a", "ann")
 		h := next.expectHoldNow()
 		expectError(t, lead.Proclaim(t.Context(), "still ann"), stile.ErrLost)
+		expectLost(t, lead.Hold, stile.LostEvicted)
 		expectLeader(t, ann, "bob", h)
 		w.heal()
 		release(t, h)
@@ -183,6 +230,67 @@ func TestElection_proclaimInOutage(t *testing.T) {
 		expectLeader(t, w.client("bob"), "fourth", lead.Hold)
 		if err := lead.Resign(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+	})
+}
+
+// A value that was published while a slow publication waits for its turn is not replaced by an older
+// one.
+func TestElection_proclaimDuringPublication(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		lead, err := w.client("ann").Election("a").Campaign(t.Context(), "first")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.faults(memstore.Fault{Delay: 2 * time.Second}, on(memstore.SetOwner), w.session("ann"))
+		if err := lead.Proclaim(t.Context(), "second"); err != nil {
+			t.Fatal(err)
+		}
+		w.heal()
+		time.Sleep(time.Minute)
+		expectLeader(t, w.client("bob"), "second", lead.Hold)
+		if err := lead.Resign(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// The largest value that Campaign accepts can be proclaimed again, and a larger one is an error of
+// both.
+func TestElection_largestValue(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		e := w.client("ann").Election("a")
+		size := stile.MaxOwnerBytes
+		lead, err := e.Campaign(t.Context(), strings.Repeat("x", size))
+		for ; err != nil; lead, err = e.Campaign(t.Context(), strings.Repeat("x", size)) {
+			if size--; size < stile.MaxOwnerBytes/2 || !strings.Contains(err.Error(), "the owner") {
+				t.Fatalf("Campaign with %d bytes: %v", size, err)
+			}
+		}
+		if err := lead.Proclaim(t.Context(), strings.Repeat("y", size)); err != nil {
+			t.Errorf("Proclaim of %d bytes: %v", size, err)
+		}
+		if err := lead.Proclaim(t.Context(), strings.Repeat("y", size+1)); err == nil {
+			t.Errorf("Proclaim of %d bytes succeeded", size+1)
+		}
+		if err := lead.Resign(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Readers and holders of slots are no leaders.
+func TestElection_onlyWritersLead(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		c := w.client("ann")
+		for _, h := range []*stile.Hold{waitRead(t, c, "a").expectHoldNow(), nil} {
+			if h == nil {
+				h = waitSlot(t, c, "a", 2).expectHoldNow()
+			}
+			if l, err := c.Election("a").Leader(t.Context()); l != nil || err != nil {
+				t.Errorf("Leader beside a hold of mode %v: got %+v, %v, want nobody", h.Mode(), l, err)
+			}
+			release(t, h)
 		}
 	})
 }
@@ -238,8 +346,11 @@ func TestElection_observe(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.expect(t, "nobody", "ann", "ann again", "bob")
+		same := campaign(t.Context(), t, ann, "bob")
 		release(t, next.expectHoldNow())
-		o.expect(t, "nobody", "ann", "ann again", "bob", "nobody")
+		o.expect(t, "nobody", "ann", "ann again", "bob", "bob") // another leader with the same value
+		release(t, same.expectHoldNow())
+		o.expect(t, "nobody", "ann", "ann again", "bob", "bob", "nobody")
 		stop()
 	})
 }
@@ -342,6 +453,66 @@ func TestElectionRun_campaignsAgainAfterLoss(t *testing.T) {
 		}
 		stop()
 		expectError(t, <-done, interrupted)
+	})
+}
+
+// The loss is found only by Proclaim or by the release, because the notification is late. It is a loss
+// nevertheless.
+// Promise: P7
+func TestElectionRun_lossFoundLate(t *testing.T) {
+	for what, f := range map[string]func(context.Context, *stile.Leadership) error{
+		"by Proclaim": func(ctx context.Context, l *stile.Leadership) error { return l.Proclaim(ctx, "another") },
+		"by Run":      func(context.Context, *stile.Leadership) error { return nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ann := w.client("ann")
+				runs := 0
+				err := ann.Election("a").Run(t.Context(), "ann", func(ctx context.Context, l *stile.Leadership) error {
+					if runs++; runs > 1 {
+						w.heal()
+						return nil
+					}
+					w.faults(memstore.Fault{Delay: time.Hour}, on(memstore.Notify), w.session("ann"))
+					w.evict("a", "ann")
+					return f(ctx, l)
+				})
+				if err != nil || runs != 2 {
+					t.Errorf("Run: got %v after %d calls of f, want nil after 2", err, runs)
+				}
+			})
+		})
+	}
+}
+
+// After it has led, Run waits until a name that is in use for another kind of lock is free again.
+func TestElectionRun_otherKindAfterLoss(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		runs := 0
+		done := make(chan error, 1)
+		go func() {
+			done <- ann.Election("a").Run(t.Context(), "ann", func(ctx context.Context, _ *stile.Leadership) error {
+				if runs++; runs == 1 {
+					<-ctx.Done()
+				}
+				return nil
+			})
+		}()
+		synctest.Wait()
+		w.evict("a", "ann")
+		slot := waitSlot(t, bob, "a", 2).expectHoldNow()
+		time.Sleep(time.Minute)
+		release(t, slot)
+		time.Sleep(10 * time.Second)
+		select {
+		case err := <-done:
+			if err != nil || runs != 2 {
+				t.Errorf("Run: got %v after %d calls of f, want nil after 2", err, runs)
+			}
+		default:
+			t.Fatal("Run has not led again")
+		}
 	})
 }
 

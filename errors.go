@@ -23,13 +23,14 @@ var (
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
-	// ErrNotKnown means that the lock is released but may have been lost before. See
-	// [Hold.Release].
+	// ErrNotKnown means that the lock is released, but that it is unknown whether it was held until
+	// then. See [Hold.Release].
 	ErrNotKnown = store.ErrNotKnown
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = store.ErrUnsupported
-	// ErrReentrant means that the context comes from a hold of the same name, so that the caller would
-	// wait for itself. Only Lock and the other methods that wait return it.
+	// ErrReentrant means that the context comes from a hold of the same name and client that has not
+	// ended, so that the caller might wait for itself. All locking methods but the tries return it:
+	// also a second RLock, an Acquire when another slot is free, and the Join methods.
 	ErrReentrant = errors.New("requested again with the context of its own hold; locks are not re-entrant")
 	// ErrKind means that the name is in use for another kind of lock. See [KindError].
 	ErrKind = store.ErrKind
@@ -39,15 +40,26 @@ var (
 
 // A KindError is returned if a name is in use for another kind of lock: as a semaphore and as something
 // else, or as semaphores with different numbers of slots. Mutexes and read-write locks are one kind.
-// The name has its kind as long as somebody holds the lock or waits for it. It matches [ErrKind].
+// It matches [ErrKind].
+//
+// Its field Mode is the requested mode. Other is the first known entry in the line, and so shows the
+// kind that the name has. If the conflict is with a goroutine of the same client, and was found
+// without a request to the store, only the fields Mode and Owner of Other are set.
+//
+// A name has its kind as long as somebody holds the lock or waits for it. The entry of a client that
+// gave up or was refused counts until it is removed: usually for a moment, and for up to a TTL if
+// that client died. So it makes sense to try once more a little later.
 type KindError = store.KindError
 
-// A HeldError is returned by [Mutex.TryLock] and the other tries if another client holds the lock or waits for it, or
-// if the lock is closed because its last holder has not released it. It matches [ErrHeld].
+// A HeldError is returned by [Mutex.TryLock] and the other tries if another client or goroutine holds
+// the lock or waits for it, or if the lock is closed because its last holder has not released it. It
+// matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.
 	Name string
-	// Holder is the entry in front; nil if the store does not know it.
+	// Holder is an entry in front: usually a holder, sometimes a waiter. It is nil if the store does
+	// not know it. If the client found the lock held by one of its own goroutines, without a request
+	// to the store, only the fields Mode and Owner are set.
 	Holder *Entry
 	// ClosedFor is how much longer the lock stays closed because its last holder, Holder, has not
 	// released it. See [Options.LockDelay]. Zero if the lock is held.

@@ -23,7 +23,7 @@ func Example() {
 
 	hold, err := client.Mutex("orders/42").Lock(ctx) // waits in line
 	if err != nil {
-		log.Fatal(err) // not held, and nothing left in the line
+		log.Fatal(err) // not held; if it had an entry in the line, its removal has started
 	}
 	defer hold.Release(ctx)
 
@@ -321,26 +321,31 @@ func ExampleElection_Observe() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx := context.Background()
+	ctx, stop := context.WithCancel(context.Background())
 	defer client.Close(ctx)
 
 	lead, err := client.Election("scheduler").Campaign(ctx, "10.0.0.7:8080")
 	if err != nil {
 		log.Fatal(err)
 	}
+	connect := func(address string) {
+		fmt.Println("leader:", address)
+		_ = lead.Resign(ctx)
+	}
+	disconnect := func() {
+		fmt.Println("nobody leads")
+		stop()
+	}
+
 	for leader, err := range client.Election("scheduler").Observe(ctx) {
 		switch {
 		case err != nil:
-			log.Print(err) // Observe goes on
+			log.Print(err) // the leader is not known now; the loop ends by itself if the error is final
 		case leader == nil:
-			fmt.Println("nobody leads")
+			disconnect()
 		default:
-			fmt.Println("leader:", leader.Value)
+			connect(leader.Value)
 		}
-		if leader == nil {
-			break
-		}
-		_ = lead.Resign(ctx)
 	}
 	// Output:
 	// leader: 10.0.0.7:8080

@@ -20,9 +20,6 @@ func (l Locker) Do(ctx context.Context, f func(context.Context, *Hold) error) er
 	return l.l.do(ctx, f)
 }
 
-// Mode returns the mode of a hold.
-func (h *Hold) Mode() line.Mode { return h.tenure.mode }
-
 // Queues returns the number of names for which the client has a queue.
 func (c *Client) Queues() int {
 	c.mu.Lock()
@@ -40,3 +37,6 @@ func (l Locker) With(opts LockOptions) Locker {
 	l.l.opts = opts
 	return l
 }
+
+// Cycles exports cycles.
+var Cycles = cycles

@@ -40,14 +40,12 @@ type Hold struct {
 	released  bool
 }
 
-// turnBits is the number of low bits of a token that count local hand-overs since the admission.
-const turnBits = 11
-
-// tokenOf returns the token of the first turn after an admission.
-func tokenOf(order uint64) uint64 { return order << turnBits }
+// tokenOf returns the token of the first turn after an admission. The low bits count local hand-overs
+// since then.
+func tokenOf(order uint64) uint64 { return order << store.TurnBits }
 
 // orderOf returns the order that is part of a token.
-func orderOf(token uint64) uint64 { return token >> turnBits }
+func orderOf(token uint64) uint64 { return token >> store.TurnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
 	h := &Hold{place: p, tenure: t, token: tokenOf(t.order), acquired: bootclock.Now(), lost: make(chan struct{})}
@@ -146,6 +144,14 @@ func (h *Hold) giveUp() {
 // Name returns the lock's name.
 func (h *Hold) Name() string { return h.tenure.queue.name }
 
+// Mode returns the mode of the hold: exclusive, shared or slot. It does not change.
+func (h *Hold) Mode() line.Mode { return h.tenure.mode }
+
+// EntryKey returns the key of the hold's entry in the store: the key on etcd, the path of the node on
+// ZooKeeper. The guards of etcdguard and zkguard check that the entry is still there. It is empty on
+// the other stores, and does not change.
+func (h *Hold) EntryKey() string { return h.tenure.ticket.Extensions().Key }
+
 // Owner returns the holder as others see it. [Owner.Obtained] is published in the background once
 // the lock has been held for a second; shorter holds cost no request for it. On Redlock the store
 // has it from the start, and Owner returns it as zero.
@@ -182,21 +188,22 @@ func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
 		return nil
 	}
 	q.mu.Lock()
-	released = h.released
+	loss, released = h.loss, h.released
 	q.mu.Unlock()
-	if reason := t.reasonIn(err); reason != 0 && !released {
-		return &LostError{Name: q.name, Token: h.token, Reason: Reason(reason), Err: err}
-	}
-	if released {
+	switch {
+	case loss != nil:
+		return loss
+	case released:
 		err = ErrReleased
 	}
 	return fail(err)
 }
 
 // Token returns the fencing token. It is positive, below 2^63, and larger than the token of every
-// earlier conflicting hold of the name, as long as the store keeps its data. A resource that
-// remembers the largest token it has seen and refuses smaller ones is protected from holders that
-// do not know yet that they have lost. On stores without fencing it is zero.
+// earlier conflicting hold of the name, as long as the store keeps its data. It is made from the
+// order of the hold's entry in the store: see [store.TurnBits]. A resource that remembers the largest
+// token it has seen and refuses smaller ones is protected from holders that do not know yet that they
+// have lost. On stores without fencing it is zero.
 func (h *Hold) Token() uint64 { return h.token }
 
 // Context returns a context that ends when the hold does. Its cause is a [*LostError] after a loss
@@ -257,6 +264,13 @@ func (h *Hold) watchContention() <-chan struct{} {
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
 // a signal. Releasing again returns nil.
 func (h *Hold) Release(ctx context.Context) error {
+	ctx, cancel := withGrace(ctx)
+	defer cancel()
+	return h.releaseWithin(ctx)
+}
+
+// releaseWithin is Release without additional time if ctx has ended.
+func (h *Hold) releaseWithin(ctx context.Context) error {
 	return h.release(ctx, EndReleased, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
 }
 
@@ -269,20 +283,36 @@ func (h *Hold) Release(ctx context.Context) error {
 // may round d up to a full second or to its minimum TTL. If d is zero or negative, ReleaseAfter is
 // Release.
 //
-// If the store or the mode does not support it, the error matches [ErrUnsupported] and the lock is
-// still held. All other errors are those of Release; after one, others may get the lock before d
-// has passed, but not before the session has ended.
+// If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the
+// lock is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock]). All
+// other errors are those of Release; after one, others may get the lock before d has passed, but not
+// before the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return h.Release(ctx)
 	}
-	// Other goroutines of this process may continue to use a shared entry, and would lose it after
+	if err := h.checkReleaseAfter(d); err != nil {
+		return err
+	}
+	ctx, cancel := withGrace(ctx)
+	defer cancel()
+	return h.releaseAfterWithin(ctx, d)
+}
+
+// checkReleaseAfter returns the error of ReleaseAfter if the store or the mode does not support it.
+func (h *Hold) checkReleaseAfter(d time.Duration) error {
+	// Other goroutines of this client may continue to use a shared entry, and would lose it after
 	// d.
 	caps := h.tenure.queue.client.caps
 	if !caps.ReleaseAfter || h.tenure.mode == line.Shared {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
 			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)
 	}
+	return nil
+}
+
+// releaseAfterWithin is ReleaseAfter, if that is supported, without additional time if ctx has ended.
+func (h *Hold) releaseAfterWithin(ctx context.Context, d time.Duration) error {
 	return h.release(ctx, EndReleasedAfter, func(ctx context.Context) error {
 		return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d)
 	})
@@ -310,8 +340,6 @@ func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(cont
 	var err error
 	if last {
 		t.unsubscribe()
-		ctx, cancel := withGrace(ctx)
-		defer cancel()
 		err = withdraw(ctx)
 	}
 	q.leave(h.place)

@@ -52,7 +52,7 @@ type Hooks struct {
 	// many shared holds use the entry. The hold may have ended by then.
 	//
 	// If this hook is set, the store is asked to look for waiters, as with [Hold.Contended]; that
-	// can cost a request for each entry. Waiters in the same process are known without a request.
+	// can cost a request for each entry. Waiters of the same client are known without a request.
 	Contended func(ctx context.Context, e ContentionEvent)
 
 	// SessionOpened is called when the client has opened a session.

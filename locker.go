@@ -33,6 +33,7 @@ func (l locker) lock(ctx context.Context, try bool) (*Hold, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer announceWait(ctx, l.name)()
 	p.obtain(call)
 	return p.hold, p.err
 }
@@ -70,7 +71,7 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 }
 
 // runWith runs f with a context that ends with ctx and with the hold, and releases the hold. It
-// reports whether the hold was lost before f returned.
+// reports whether the hold was lost before its release.
 func runWith(ctx context.Context, hold *Hold, f func(ctx context.Context) error) (lost bool, err error) {
 	withHold := valuesContext{ctx, context.WithoutCancel(hold.Context())}
 	inner, cancel := context.WithCancelCause(withHold) // ends with the hold, unlike the context for the release
@@ -85,7 +86,8 @@ func runWith(ctx context.Context, hold *Hold, f func(ctx context.Context) error)
 	}()
 	err = f(inner)
 	returned = true
-	return hold.Err() != nil, errors.Join(err, hold.Release(ctx))
+	released := hold.Release(ctx) // may be the first to find the loss
+	return errors.Is(released, ErrLost), errors.Join(err, released)
 }
 
 // A valuesContext ends with its Context and has the values of another context.

@@ -37,19 +37,29 @@ func (c *Client) lockAll(ctx context.Context, names []string, try bool) (*MultiH
 		return nil, err
 	}
 	for {
-		m := &MultiHold{}
-		err := m.take(ctx, c, names, try)
-		if err == nil {
-			return m, nil
-		}
-		m.giveUp(ctx)
+		m, err := c.lockAllOnce(ctx, names, try)
 		switch {
+		case err == nil:
+			return m, nil
 		case !errors.Is(err, errLostOne):
 			return nil, err
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("stile: lock several names: %w: %w", ctx.Err(), err)
 		}
 	}
+}
+
+func (c *Client) lockAllOnce(ctx context.Context, names []string, try bool) (*MultiHold, error) {
+	m := &MultiHold{lost: make(chan struct{})}
+	taken := false
+	defer func() {
+		if !taken { // also if a hook panicked
+			m.giveUp(ctx)
+		}
+	}()
+	err := m.take(ctx, c, names, try)
+	taken = err == nil
+	return m, err
 }
 
 func checkNames(names []string) error {
@@ -80,7 +90,8 @@ type MultiHold struct {
 	stop []func() bool // end the observation of the holds
 
 	mu   sync.Mutex
-	lost *LostError // the first loss
+	loss *LostError    // the first one
+	lost chan struct{} // closed when loss is set
 }
 
 // take takes the locks. On failure the ones that it has taken must be given up.
@@ -121,8 +132,10 @@ func (m *MultiHold) withHolds(ctx context.Context) context.Context {
 // giveUp releases what a failed attempt has taken.
 func (m *MultiHold) giveUp(ctx context.Context) {
 	m.unobserve()
+	ctx, cancel := withGrace(ctx) // once for all of them
+	defer cancel()
 	for _, h := range slices.Backward(m.holds) {
-		_ = h.Release(ctx)
+		_ = h.releaseWithin(ctx)
 	}
 }
 
@@ -134,16 +147,17 @@ func (m *MultiHold) unobserve() {
 
 // lose records that a hold has been lost.
 func (m *MultiHold) lose(h *Hold) {
-	lost, ok := errors.AsType[*LostError](h.Err())
+	loss, ok := errors.AsType[*LostError](h.Err())
 	if !ok {
 		return // it was released
 	}
 	m.mu.Lock()
-	if m.lost == nil {
-		m.lost = lost
+	if m.loss == nil {
+		m.loss = loss
+		close(m.lost)
 	}
 	m.mu.Unlock()
-	m.end(lost)
+	m.end(loss)
 }
 
 // Names returns the names of the locks, sorted.
@@ -180,11 +194,14 @@ func (m *MultiHold) Err() error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.lost == nil {
+	if m.loss == nil {
 		return nil
 	}
-	return m.lost
+	return m.loss
 }
+
+// Lost returns a channel that is closed when one of the locks is lost. It stays open after a release.
+func (m *MultiHold) Lost() <-chan struct{} { return m.lost }
 
 // Valid reports whether all locks are held now, as [Hold.Valid] does for one.
 func (m *MultiHold) Valid() bool {
@@ -203,16 +220,38 @@ func (m *MultiHold) Deadline() time.Time {
 	return first
 }
 
+// Terms returns the terms of the session that all the locks belong to, as [Hold.Terms] does.
+func (m *MultiHold) Terms() store.Terms { return m.holds[0].Terms() }
+
 // Release gives all locks up, and behaves like [Hold.Release] for each: it returns their errors,
-// joined, and nil if all were held until now. Releasing again returns nil.
+// joined, and nil if all were held until now. If ctx has ended, it allows two seconds for all of them.
+// Releasing again returns nil.
 func (m *MultiHold) Release(ctx context.Context) error {
+	return m.release(ctx, (*Hold).releaseWithin)
+}
+
+// ReleaseAfter gives all locks up like [MultiHold.Release], but they stay closed to others for d, as
+// with [Hold.ReleaseAfter]. If the store does not support it, the error matches [ErrUnsupported], and
+// all locks are still held.
+func (m *MultiHold) ReleaseAfter(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return m.Release(ctx)
+	}
+	if err := m.holds[0].checkReleaseAfter(d); err != nil { // the others are of the same mode
+		return err
+	}
+	return m.release(ctx, func(h *Hold, ctx context.Context) error { return h.releaseAfterWithin(ctx, d) })
+}
+
+// release ends all holds, in one time of grace if ctx has ended.
+func (m *MultiHold) release(ctx context.Context, end func(*Hold, context.Context) error) error {
 	m.unobserve()
 	m.end(ErrReleased)
 	ctx, cancel := withGrace(ctx)
 	defer cancel()
 	var errs []error
 	for _, h := range slices.Backward(m.holds) {
-		errs = append(errs, h.Release(ctx))
+		errs = append(errs, end(h, ctx))
 	}
 	return errors.Join(errs...)
 }

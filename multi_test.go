@@ -184,6 +184,49 @@ func TestTryLockAll(t *testing.T) {
 	})
 }
 
+// ReleaseAfter keeps all locks closed for the given time.
+func TestMultiHold_releaseAfter(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		const d = 2 * ttl
+		m := lockAll(t.Context(), t, w.client("ann"), "a", "b").expectHold()
+		if err := m.ReleaseAfter(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		released := time.Now()
+		if m.Valid() || m.Err() != nil || closed(m.Lost()) || !errors.Is(context.Cause(m.Context()), stile.ErrReleased) {
+			t.Errorf("after ReleaseAfter: got valid %v, error %v, context %v, want released holds", m.Valid(), m.Err(), context.Cause(m.Context()))
+		}
+		bob := w.client("bob")
+		for _, name := range []string{"a", "b"} {
+			_, err := bob.Mutex(name).TryLock(t.Context())
+			expectError(t, err, stile.ErrHeld)
+		}
+		next := lockAll(t.Context(), t, bob, "a", "b")
+		<-next.done
+		if waited := time.Since(released); waited < d {
+			t.Errorf("the next caller got the locks after %v, want at least %v", waited, d)
+		}
+		releaseAll(t, next.expectHold())
+	})
+}
+
+// If the store does not support ReleaseAfter, all locks are still held.
+func TestMultiHold_releaseAfterUnsupported(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, err := stile.New(noReleaseAfterStore{w.store}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ann.Close(t.Context())
+		m := lockAll(t.Context(), t, ann, "a", "b").expectHold()
+		expectError(t, m.ReleaseAfter(t.Context(), ttl), stile.ErrUnsupported)
+		if !m.Valid() || m.Context().Err() != nil {
+			t.Errorf("after the error: got valid %v, context %v, want valid holds", m.Valid(), m.Context().Err())
+		}
+		releaseAll(t, m)
+	})
+}
+
 // One lock is lost. The holder is notified, and the others stay held until it releases them.
 // Promise: P6
 func TestLockAll_lossOfOne(t *testing.T) {
@@ -194,6 +237,9 @@ func TestLockAll_lossOfOne(t *testing.T) {
 		synctest.Wait()
 		if m.Valid() || m.Context().Err() == nil {
 			t.Errorf("after a loss: got valid %v, context %v", m.Valid(), m.Context().Err())
+		}
+		if !closed(m.Lost()) {
+			t.Error("after a loss the channel of Lost is open")
 		}
 		for _, err := range []error{m.Err(), context.Cause(m.Context())} {
 			if lost := asLost(t, err); lost.Name != "b" || lost.Reason != stile.LostEvicted {
@@ -258,6 +304,70 @@ func TestLockAll_lossBeforeReturn(t *testing.T) {
 		}
 		releaseAll(t, m)
 	})
+}
+
+// A hook that panics leaves no lock behind.
+// Promise: P5
+func TestLockAll_panic(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann", func(o *stile.Options) {
+			o.Hooks.AttemptStart = func(ctx context.Context, e stile.AttemptStartEvent) context.Context {
+				if e.Name == "b" {
+					panic(errPanic)
+				}
+				return ctx
+			}
+		})
+		func() {
+			defer func() {
+				if r := recover(); r != errPanic {
+					t.Errorf("recovered %v, want the hook's panic", r)
+				}
+			}()
+			_, _ = ann.LockAll(t.Context(), "a", "b")
+		}()
+		synctest.Wait()
+		w.expectLine("a")
+	})
+}
+
+// In an outage the releases of all locks together take no longer than that of one.
+func TestLockAll_releasesInOutage(t *testing.T) {
+	names := []string{"a", "b", "c", "d", "e", "f"}
+	for what, ends := range map[string]func(t *testing.T, w *testEnv, c *stile.Client, ctx context.Context){
+		"given up": func(t *testing.T, w *testEnv, c *stile.Client, ctx context.Context) {
+			held := lock(t, w.client("bob"), "z")
+			defer release(t, held)
+			all := lockAll(ctx, t, c, append(names, "z")...)
+			w.cut(w.session("ann"))
+			<-ctx.Done()
+			if !closesWithin(all.done, 2*time.Second) {
+				t.Error("LockAll has not returned 2s after the end of its context")
+			}
+			w.heal()
+		},
+		"released": func(t *testing.T, w *testEnv, c *stile.Client, ctx context.Context) {
+			m := lockAll(ctx, t, c, names...).expectHold()
+			w.cut(w.session("ann"))
+			<-ctx.Done()
+			before := time.Now()
+			if err := m.Release(ctx); err == nil {
+				t.Error("Release in an outage succeeded")
+			}
+			if d := time.Since(before); d > 2*time.Second {
+				t.Errorf("Release took %v after the end of its context, want at most 2s", d)
+			}
+			w.heal()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				ends(t, w, w.client("ann"), ctx)
+			})
+		})
+	}
 }
 
 func TestLockAll_sessionLostWhileWaiting(t *testing.T) {

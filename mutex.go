@@ -30,21 +30,23 @@ func (m *Mutex) Name() string { return m.locker.name }
 // name. ctx bounds only the wait: the hold's context has the values of ctx but does not end with
 // it.
 //
-// On failure the lock is not held and the attempt leaves nothing in the line. An entry that cannot
-// be removed at once is removed in the background, or ends with the session. If ctx ends first, the
-// error matches ctx.Err(). While the store is unreachable, Lock waits as long as the session is
-// alive, and then for a bounded time, at most ten seconds on etcd, before it returns an error.
+// On failure the lock is not held and will not be. If the attempt had an entry in the line, its
+// removal has started: it continues in the background, and ends with the session at the latest. If
+// ctx ends first, the error matches ctx.Err(). While the store is unreachable, Lock waits as long as
+// the session is alive, and then for a bounded time, at most ten seconds on etcd, before it returns
+// an error.
 //
-// Callers get the lock in order of arrival: first in their process, then in the store. Locks are
-// not re-entrant: a goroutine that already holds the lock waits for itself until ctx ends. If ctx is
-// the context of a current hold of the same name, or derived from it, Lock returns [ErrReentrant] at
-// once. If the name is in use as a semaphore, the error is a [*KindError].
+// Callers get the lock in order of arrival: first in their client, then in the store. On Redlock
+// there is no order among clients. Locks are not re-entrant: a goroutine that already holds the lock
+// waits for itself until ctx ends. If ctx is the context of a current hold of the same name, or
+// derived from it, Lock returns [ErrReentrant] at once. If the name is in use as a semaphore, the
+// error is a [*KindError].
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, false) }
 
 // TryLock takes the lock if no other client or goroutine holds it or waits for it. It does not wait
 // for the lock, only for the store. If the lock is not free, or is closed because of
-// [Options.LockDelay], the error is a [*HeldError] and nothing is left in the line. Otherwise
-// TryLock behaves like Lock.
+// [Options.LockDelay], the error is a [*HeldError]. Otherwise TryLock behaves like Lock, but it does
+// not return [ErrReentrant]: a lock that the caller holds is not free.
 func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, true) }
 
 // Join gets in line for the lock and returns at once. Use it instead of Lock to wait for several
@@ -59,8 +61,9 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lo
 //		place.Leave(ctx)
 //	}
 //
-// Join itself fails only if Lock would fail at once: for example because the name is invalid or the
-// client is closed. [Place.Wait] returns all other errors. If ctx ends before the place is ready, the place is given up.
+// Join itself fails only if Lock would fail without a request to the store: because the name is
+// invalid, the client is closed, or ctx comes from a hold of the same name, for example. [Place.Wait]
+// returns all other errors. If ctx ends before the place is ready, the place is given up.
 func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join(ctx) }
 
 // Do runs f while holding the lock. f's context ends with ctx and with the hold; f should then

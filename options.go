@@ -13,8 +13,8 @@ import (
 // DefaultTTL is the default TTL of a session.
 const DefaultTTL = 15 * time.Second
 
-// MaxTTL is the longest TTL of a session, and so the longest time that a lock stays closed after
-// its holder has died.
+// MaxTTL is the longest TTL of a client's session, and so the longest time that a lock stays closed
+// after its holder has died. Most stores would allow a longer one.
 const MaxTTL = 300 * time.Second
 
 // Options configures a [Client]. The zero value and a nil *Options select the defaults.
@@ -23,19 +23,20 @@ type Options struct {
 	// client's locks are free again when it has passed. The session is renewed every 3/10 of the
 	// TTL. Its holds are lost 9/10 of the TTL after the last confirmed renewal was sent, or earlier
 	// on stores that may end sessions early ([store.Terms]). In the worst case an outage begins just
-	// before a renewal, and that renewal has to time out first. So on the other stores an outage that
-	// is shorter than 4/10 of the TTL loses nothing, whenever it begins.
+	// before a renewal, and that renewal has to time out first. So an outage that is shorter than
+	// 4/10 of the TTL loses nothing, whenever it begins; on stores that may end sessions early it
+	// must be shorter still.
 	//
-	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum or longer
-	// than [MaxTTL], New returns an error. If only the server knows the limits, the first call that
-	// opens a session returns it.
+	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum, or longer
+	// than the store's maximum or [MaxTTL], New returns an error. If only the server knows the
+	// limits, the first call that opens a session returns it.
 	TTL time.Duration
 
 	// LockDelay keeps a lock closed for a time after a hold that ended without a release: its
 	// process died or was cut off, its client was closed, the entry was broken, or the store ended
 	// its session early. The delay starts when the next client finds that the hold was not released,
-	// which is when that client would otherwise get the lock. Lock and Join then wait for the delay, and TryLock returns an error with
-	// [HeldError.ClosedFor]. After a release there is no delay.
+	// which is when that client would otherwise get the lock. Lock and Join then wait for the delay,
+	// and TryLock returns an error with [HeldError.ClosedFor]. After a release there is no delay.
 	//
 	// Use it on stores that may end a session early, as etcd does if its leader's process is
 	// suspended for longer than the TTL. If LockDelay is at least the TTL, the previous holder has

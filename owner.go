@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"time"
 
 	"github.com/stilelock/stile/store"
 )
@@ -14,8 +15,8 @@ import (
 // in it.
 type Owner = store.Owner
 
-// MaxOwnerBytes is the maximum size of an owner in bytes of JSON. The owner is stored with every
-// entry.
+// MaxOwnerBytes is the maximum size of an owner in bytes of JSON, without its times and waits. The
+// owner is stored with every entry.
 const MaxOwnerBytes = 8 << 10
 
 // DefaultOwner describes this process: host, process ID, user, and the program's name. It leaves
@@ -32,11 +33,12 @@ func DefaultOwner() Owner {
 }
 
 func checkOwner(o Owner) error {
-	b, err := json.Marshal(o)
-	if err != nil {
+	if _, err := json.Marshal(o); err != nil {
 		return fmt.Errorf("the owner: %w", err)
 	}
-	if len(b) > MaxOwnerBytes {
+	// The times and waits do not count: those of an accepted owner are set later.
+	o.Since, o.Obtained, o.Waits = time.Time{}, time.Time{}, nil
+	if b, _ := json.Marshal(o); len(b) > MaxOwnerBytes {
 		return fmt.Errorf("the owner: %d bytes of JSON, maximum is %d: shorten its labels, reason or value", len(b), MaxOwnerBytes)
 	}
 	return nil

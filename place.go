@@ -40,15 +40,16 @@ func (p *Place) Ready() <-chan struct{} { return p.ready }
 // returned. If the place was left before it was ready, the error matches [ErrLeft]. Calling Wait
 // again returns the same result.
 //
-// If ctx ends first, Wait returns ctx.Err(), and the place stays in line and may still get the
-// lock. To give it up, call [Place.Leave]. If the place is ready when Wait is called, Wait returns
-// the outcome even if ctx has ended.
+// The ctx of Wait ends only the call. If it ends first, Wait returns ctx.Err(), and the place stays
+// in line and may still get the lock. To give it up, call [Place.Leave]. If the place is ready when
+// Wait is called, Wait returns the outcome even if ctx has ended.
 func (p *Place) Wait(ctx context.Context) (*Hold, error) {
 	select {
 	case <-p.ready:
 		return p.hold, p.err
 	default:
 	}
+	defer announceWait(ctx, p.queue.name)()
 	select {
 	case <-p.ready:
 		return p.hold, p.err
@@ -58,7 +59,7 @@ func (p *Place) Wait(ctx context.Context) (*Hold, error) {
 }
 
 // Ahead returns how many entries and places must leave before this place gets the lock, as far as
-// is known: entries ahead of it in the store, and places of this process that wait to join the
+// is known: entries ahead of it in the store, and places of this client that wait to join the
 // line. Entries that other clients add before those places join are not known yet. Ahead returns
 // zero if the place is ready. It may also return zero before the place's entry has reached the
 // store, and during [Options.LockDelay].
@@ -178,7 +179,7 @@ func (p *Place) use(ctx context.Context) (*tenure, error) {
 	return t, t.acquire(ctx, p.try)
 }
 
-// entry describes the place to others in this process.
+// entry describes the place to others in this client.
 func (p *Place) entry() store.Entry { return store.Entry{Mode: p.mode, Owner: p.owner} }
 
 func heldError(inner *store.HeldError) *HeldError {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 const (
 	// publishAfter is how long a lock must be held before the time of its acquisition is published.
+	// A wait must last as long.
 	publishAfter = time.Second
 	// publishTimeout bounds one attempt.
 	publishTimeout = 5 * time.Second
@@ -23,7 +25,8 @@ const (
 	publishParallel = 4
 )
 
-// A publisher writes into the store when locks were acquired, for others to read. Each tenure waits
+// A publisher writes into the store when locks were acquired, and what their holders wait for, for others
+// to read. Each tenure waits
 // for its time on a timer, and then for one of publishParallel goroutines, which exist only while
 // there is work. So the cost is bounded however many tenures there are and however slow the store
 // is. No call waits for a publisher.
@@ -84,9 +87,22 @@ type publication struct {
 // already or never will be.
 func (t *tenure) publishLaterLocked(d time.Duration) {
 	c := t.queue.client
-	if c.caps.OwnerUpdates && t.owner.Obtained.IsZero() && !t.over {
+	if c.caps.OwnerUpdates && !t.over && !t.publishedLocked() {
 		t.publication.timer = time.AfterFunc(d, func() { c.publish(t) }) // runs in a goroutine of its own
 	}
+}
+
+// publishedLocked reports whether the store has what others are to see.
+func (t *tenure) publishedLocked() bool {
+	return !t.owner.Obtained.IsZero() && slices.Equal(t.owner.Waits, t.publicWaitsLocked())
+}
+
+// maxWaits is the maximum number of waits that are published.
+const maxWaits = 16
+
+// publicWaitsLocked returns the waits that others are to see.
+func (t *tenure) publicWaitsLocked() []store.Wait {
+	return slices.Clone(t.waits[:min(len(t.waits), maxWaits)])
 }
 
 // publishNow makes one attempt. The attempt ends with the tenure. It is harmless if the withdrawal
@@ -96,7 +112,7 @@ func (t *tenure) publishNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	t.queue.mu.Lock()
-	needed := !t.over && t.owner.Obtained.IsZero()
+	needed := !t.over && !t.publishedLocked()
 	p.cancel = cancel
 	t.queue.mu.Unlock()
 	if !needed {
@@ -114,7 +130,7 @@ func (t *tenure) publishNow(ctx context.Context) {
 	default:
 		name, token := t.queue.name, tokenOf(t.order)
 		c.notifier.post(func() {
-			c.log(slog.LevelDebug, "could not publish when the lock was obtained",
+			c.log(slog.LevelDebug, "could not publish when the lock was obtained and what its holder waits for",
 				slog.String("lock", name), slog.Uint64("token", token), slog.Any("error", err))
 		})
 		if p.attempts < publishAttempts && !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
@@ -133,8 +149,9 @@ func (t *tenure) stopPublishingLocked() {
 	}
 }
 
-// replaceOwner changes the owner that others see, and publishes when the lock was obtained with it.
-// After a failure others may see either owner.
+// replaceOwner changes the owner that others see, and publishes the rest with it. If
+// the store reports that the entry is gone, the tenure is lost. After any other failure others may see
+// either owner.
 func (t *tenure) replaceOwner(ctx context.Context, change func(*Owner)) error {
 	t.queue.mu.Lock()
 	if t.publication.writing == nil {
@@ -151,17 +168,21 @@ func (t *tenure) replaceOwner(ctx context.Context, change func(*Owner)) error {
 
 	t.queue.mu.Lock()
 	owner := t.owner
-	owner.Obtained = t.obtained
+	owner.Obtained, owner.Waits = t.obtained, t.publicWaitsLocked()
 	t.queue.mu.Unlock()
 	change(&owner)
 	if err := checkOwner(owner); err != nil {
 		return err
 	}
 	if err := t.ticket.Extensions().SetOwner(ctx, owner); err != nil {
+		if reason := t.reasonIn(err); reason != 0 {
+			t.lose(reason, err) // the notification may be late
+		}
 		return err
 	}
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
 	t.owner = owner
+	t.publishLaterLocked(0) // if a wait has begun or ended meanwhile
 	return nil
 }

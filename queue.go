@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A queue is the local line of one name: the places of this process, in order of arrival. The rules
+// A queue is the local line of one name: the places of this client, in order of arrival. The rules
 // of package line apply, as in the store. An admitted place holds the lock or waits for it in the
 // store; the other places wait behind it and have no entry in the store.
 type queue struct {

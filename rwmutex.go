@@ -12,9 +12,10 @@ import (
 //
 // Writers and readers get the lock in order of arrival, so neither can keep the other out: a reader
 // that arrives while a writer waits gets the lock after that writer, even if other readers hold it.
-// There is one exception. Readers of one process share an entry in the store, and until another
-// client waits behind that entry, further readers of the process join it without a request to the
-// store. The store may be late to report a waiter; readers join an entry for a second at most.
+// There is one exception. The readers of one client share an entry in the store. Further readers of
+// the client join that entry, without a request to the store, until the store reports that another
+// client waits behind it, and at most for a second after its admission. So if the report is late, a
+// reader may overtake a writer of another client.
 //
 // A read lock cannot be upgraded: RLock and then Lock in the same goroutine waits for itself. With
 // the context of the first hold, Lock returns [ErrReentrant] at once instead.
@@ -65,8 +66,9 @@ func (m *RWMutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) e
 func (m *RWMutex) RLock(ctx context.Context) (*Hold, error) { return m.reader().lock(ctx, false) }
 
 // TryRLock takes the lock for reading if nobody holds it for writing or waits for it. If a writer
-// waits, it fails even though readers hold the lock: it would overtake that writer. It behaves like
-// [Mutex.TryLock].
+// waits, it fails even though readers hold the lock: it would overtake that writer. The exception
+// that [RWMutex] describes applies: for up to a second TryRLock may join the entry of a reader of its
+// client although a writer of another client waits. It behaves like [Mutex.TryLock].
 func (m *RWMutex) TryRLock(ctx context.Context) (*Hold, error) { return m.reader().lock(ctx, true) }
 
 // RJoin gets in line to take the lock for reading, and returns at once. It behaves like

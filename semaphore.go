@@ -10,15 +10,17 @@ import (
 // MaxSlots is the largest number of slots of a [Semaphore].
 const MaxSlots = line.MaxSlots
 
-// A Semaphore is a lock with a number of slots: as many callers hold it at a time. Each hold takes one
-// slot. Callers get slots in order of arrival: first in their process, then in the store.
+// A Semaphore is a lock with a number of slots: as many callers may hold it at a time. Each hold takes
+// one slot. Callers get slots in order of arrival at the store. Callers of one client queue in the
+// client first, but as many of them as there are slots join the line in the store at the same time,
+// and these may arrive there in any order.
 //
 // How many slots are taken is never stored. Each hold has an entry in the store, which ends with its
 // session like that of any lock, so a holder that crashes cannot lose a slot for good.
 //
 // All clients must agree on the number of slots: while one of them holds or waits for a slot, a
 // request with another number returns a [*KindError]. To change the number, stop the clients with the
-// old one first, or use a new name.
+// old one first, or use a new name. The entries of a client that crashed stay for up to its TTL.
 //
 // A Semaphore has no state, and making one costs nothing. It is safe for concurrent use.
 type Semaphore struct{ locker locker }
@@ -45,7 +47,8 @@ func (s *Semaphore) With(opts LockOptions) *Semaphore { return &Semaphore{s.lock
 // Name returns the semaphore's name.
 func (s *Semaphore) Name() string { return s.locker.name }
 
-// Slots returns the number of slots; zero if the number is invalid.
+// Slots returns the number of slots. It is zero if the number is invalid, and on a store without
+// semaphores, as Redlock is.
 func (s *Semaphore) Slots() int { return s.locker.mode.Slots() }
 
 // Acquire waits in line for a slot and takes it. It behaves like [Mutex.Lock]. The token is different

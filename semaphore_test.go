@@ -136,6 +136,9 @@ func TestSemaphore_otherKind(t *testing.T) {
 		}
 		w.expectLine("a", "ann")
 		release(t, h)
+		if n := ann.Queues() + bob.Queues(); n != 0 {
+			t.Errorf("%d queues are left after refusals, want none", n)
+		}
 		release(t, waitSlot(t, bob, "a", 3).expectHoldNow())
 		release(t, lock(t, ann, "a"))
 	})

@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// sharing is the state of a tenure in shared mode that several places of the process use. The first
+// sharing is the state of a tenure in shared mode that several places of the client use. The first
 // place puts the entry into the line. After that the tenure waits in its own goroutine, because any
 // of the places may give up.
 type sharing struct {

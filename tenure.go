@@ -12,7 +12,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A tenure is one entry of this process in the line of a name. Once the entry is admitted, holds
+// A tenure is one entry of this client in the line of a name. Once the entry is admitted, holds
 // are lent from it: one in exclusive mode and for a slot; any number in shared mode, all with the
 // same token, and all lost together. When no place uses the tenure any more, its entry is
 // withdrawn.
@@ -30,8 +30,9 @@ type tenure struct {
 	ahead    atomic.Int64 // entries that must leave before this one is admitted
 
 	// Guarded by the queue's mutex.
-	owner       Owner     // as others see it
-	obtained    time.Time // when the first hold was lent
+	owner       Owner        // as others see it
+	obtained    time.Time    // when the first hold was lent
+	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
 	order        uint64
@@ -79,7 +80,7 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	if t.session, err = t.queue.client.session(ctx); err != nil {
 		return err
 	}
-	t.owner.Since, t.owner.Obtained = time.Now(), time.Time{}
+	t.owner.Since, t.owner.Obtained, t.owner.Waits = time.Now(), time.Time{}, nil
 	if try {
 		t.owner.Obtained = t.owner.Since // others see it only if the try succeeds
 	}
@@ -148,7 +149,7 @@ func (t *tenure) sessionEnded(err error) error {
 	return t.rejoinError(err)
 }
 
-// withdrawTimeout bounds the withdrawal of an abandoned entry, which the next place of this process
+// withdrawTimeout bounds the withdrawal of an abandoned entry, which the next place of this client
 // waits for.
 const withdrawTimeout = time.Second
 

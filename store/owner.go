@@ -29,12 +29,23 @@ type Owner struct {
 	// Obtained is when the owner got the lock, by the owner's wall clock. It is informational too,
 	// and others see it with a delay; see [Extensions.SetOwner]. Zero means that it is not known.
 	Obtained time.Time `json:"obtained,omitzero"`
+	// Waits are other locks that the owner has been waiting for while it holds this one, for longer
+	// than a second. They are informational too, and others see them with a delay.
+	Waits []Wait `json:"waits,omitempty"`
+}
+
+// A Wait is a lock that somebody waits for.
+type Wait struct {
+	// Name is the lock's name.
+	Name string `json:"name"`
+	// Since is when the wait began, by the waiter's wall clock.
+	Since time.Time `json:"since,omitzero"`
 }
 
 // IsZero reports whether the owner is empty.
 func (o Owner) IsZero() bool {
 	return o.Host == "" && o.PID == 0 && o.User == "" && o.Command == "" && o.Reason == "" &&
-		len(o.Labels) == 0 && o.Value == "" && o.Since.IsZero() && o.Obtained.IsZero()
+		len(o.Labels) == 0 && o.Value == "" && o.Since.IsZero() && o.Obtained.IsZero() && len(o.Waits) == 0
 }
 
 // String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It returns "" for an

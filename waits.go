@@ -1,0 +1,179 @@
+package stile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
+
+// announceWait publishes that the holds which ctx comes from wait for the lock name, once the wait has
+// lasted for publishAfter. The wait begins now; ended must be called when it ends. Deadlocks between
+// several locks last longer than that, and short waits cost no request.
+func announceWait(ctx context.Context, name string) (ended func()) {
+	innermost := holdOf(ctx)
+	if innermost == nil {
+		return func() {}
+	}
+	wait := store.Wait{Name: name, Since: time.Now().Round(0)}
+	var mu sync.Mutex
+	over, announced := false, []*tenure{}
+	timer := time.AfterFunc(publishAfter, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for h := innermost; h != nil && !over; h = holdOf(h.started) {
+			if h.tenure.addWait(wait) {
+				announced = append(announced, h.tenure)
+			}
+		}
+	})
+	return func() {
+		timer.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		for _, t := range announced {
+			t.removeWait(wait)
+		}
+	}
+}
+
+// addWait publishes a wait of a holder, and reports whether the tenure is not over.
+func (t *tenure) addWait(w store.Wait) bool {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	if t.over {
+		return false
+	}
+	t.waits = append(t.waits, w)
+	t.publishWaitsLocked()
+	return true
+}
+
+// removeWait publishes that a wait has ended.
+func (t *tenure) removeWait(w store.Wait) {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	i := slices.Index(t.waits, w)
+	t.waits = slices.Delete(t.waits, i, i+1)
+	t.publishWaitsLocked()
+}
+
+func (t *tenure) publishWaitsLocked() {
+	t.publication.attempts = 0
+	t.publishLaterLocked(0)
+}
+
+// A WaitGraph says which holders wait for other locks. See [Client.WaitGraph].
+type WaitGraph struct {
+	// Read is when the reading of the lines began, by this machine's wall clock.
+	Read time.Time `json:"read"`
+	// Waits are sorted by the name of the lock that is held, then by the one that is waited for.
+	Waits []HolderWait `json:"waits"`
+	// Cycles are the names of locks whose holders wait for each other: a holder of each waits for the
+	// next one, and a holder of the last for the first. Each begins with its smallest name. If locks
+	// are part of several cycles, at least one cycle with each of them is here.
+	Cycles [][]string `json:"cycles"`
+}
+
+// A HolderWait is a holder of one lock that waits for another one.
+type HolderWait struct {
+	// Held is the name of the lock that is held, and Holder its holder.
+	Held   string `json:"held"`
+	Holder Entry  `json:"holder"`
+	// For is the name of the lock that is waited for.
+	For string `json:"for"`
+	// Since is when the wait began, by the holder's wall clock.
+	Since time.Time `json:"since"`
+}
+
+// WaitGraph returns which holders of locks whose names begin with prefix have been waiting for other
+// locks, for longer than a second. The empty prefix means all locks.
+//
+// A cycle of mutexes is a deadlock: it lasts until one of its waits is given up, by the end of its
+// context, or a lock is lost or broken. A cycle with read locks or slots may resolve itself. To avoid
+// deadlocks, take several locks with [Client.LockAll], or always in the same order.
+//
+// A wait is known if it was made with the context of a hold, or one derived from it: [Mutex.Do] and
+// [Hold.Context] provide them. Waits are published in the background, and lines are read one after
+// another, so the graph may show a wait that has just ended, and not yet one that has just begun.
+// Holders write what they wait for themselves: the graph is for people, and no lock depends on it.
+//
+// On a store whose entries cannot change, which is Redlock, the error matches [ErrUnsupported].
+func (c *Client) WaitGraph(ctx context.Context, prefix string) (*WaitGraph, error) {
+	if !c.caps.OwnerUpdates {
+		return nil, fmt.Errorf("stile: wait graph: %w (%s)", ErrUnsupported, c.caps.Kind)
+	}
+	g := &WaitGraph{Read: time.Now(), Waits: []HolderWait{}}
+	lines, err := c.Lines(ctx, prefix)
+	if err != nil {
+		return nil, err
+	}
+	next := map[string][]string{}
+	for _, l := range lines {
+		for _, holder := range l.Holders {
+			for _, w := range holder.Owner.Waits {
+				g.Waits = append(g.Waits, HolderWait{Held: l.Name, Holder: holder, For: w.Name, Since: w.Since})
+				next[l.Name] = append(next[l.Name], w.Name)
+			}
+		}
+	}
+	slices.SortStableFunc(g.Waits, func(a, b HolderWait) int {
+		if order := strings.Compare(a.Held, b.Held); order != 0 {
+			return order
+		}
+		return strings.Compare(a.For, b.For)
+	})
+	g.Cycles = cycles(next)
+	return g, nil
+}
+
+// cycles returns, for each name that is part of a cycle, a shortest one; each cycle once, from its
+// smallest name, and sorted.
+func cycles(next map[string][]string) [][]string {
+	found := [][]string{}
+	for name := range next {
+		cycle := shortestCycle(next, name)
+		if cycle == nil {
+			continue
+		}
+		smallest := slices.Index(cycle, slices.Min(cycle))
+		cycle = slices.Concat(cycle[smallest:], cycle[:smallest])
+		if !slices.ContainsFunc(found, func(other []string) bool { return slices.Equal(other, cycle) }) {
+			found = append(found, cycle)
+		}
+	}
+	slices.SortFunc(found, slices.Compare)
+	return found
+}
+
+// shortestCycle returns a shortest path from a name back to it, without its end; nil if there is none.
+func shortestCycle(next map[string][]string, from string) []string {
+	before := map[string]string{} // on the way from the start
+	for level := []string{from}; len(level) > 0; {
+		var further []string
+		for _, name := range level {
+			for _, to := range next[name] {
+				if to == from {
+					cycle := []string{name}
+					for name != from {
+						name = before[name]
+						cycle = append(cycle, name)
+					}
+					slices.Reverse(cycle)
+					return cycle
+				}
+				if _, seen := before[to]; !seen {
+					before[to] = name
+					further = append(further, to)
+				}
+			}
+		}
+		level = further
+	}
+	return nil
+}
