@@ -62,6 +62,28 @@ type Extensions struct {
 	// everything else. Only entries for which it is called have that cost.
 	NotifyContended func(f func())
 
+	// Requeue removes the entry and adds another one at the end of the line, in one step: nobody ever
+	// finds the line with neither of the two, and the new entry is behind all entries that were in the
+	// line at that moment. The new entry has the same session, name and mode, and an owner and a Notify
+	// function of its own; see [Request]. The marker of the old entry is removed in the same step.
+	//
+	// On success the entry was in the line until now, and the ticket is that of the new entry. notify
+	// receives its standings as after [Session.Enqueue]. Its order is larger than those of all earlier
+	// entries. It is never refused with a [*KindError], because the line already has
+	// the kind of the entry that it replaces.
+	//
+	// If the entry was already gone, the error matches [ErrGone] and no entry was added. If it is gone
+	// and an earlier request of this call was not answered, the error matches [ErrNotKnown], and no
+	// entry of the call is in the line. After any other error the outcome is unknown: the store
+	// continues in the background, beyond ctx, until both entries are removed or the session has ended.
+	// So a failed call leaves nothing, and the new entry is never admitted after it.
+	//
+	// The entry may be waiting or admitted. Its Notify is not called after the call starts, except for
+	// a call under way. After the call, whatever it returns, the entry counts as withdrawn: of its
+	// ticket only Withdraw may be called, which returns [ErrGone] after a success. The entry must not
+	// have been withdrawn before.
+	Requeue func(ctx context.Context, owner Owner, notify func(Standing)) (Ticket, error)
+
 	// Key is where the entry is in the store: the key on etcd, the path of the node on ZooKeeper. A
 	// transaction that finds an entry with this key and this order has found this entry, so a guard
 	// can check that it is still in the line. Key is empty on stores without such transactions.

@@ -39,10 +39,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		if others := s.readLocked(req.Name).Entries; len(others) > 0 && !line.SameKind(req.Mode, others[0].Mode) {
 			return &store.KindError{Mode: req.Mode, Other: others[0]}
 		}
-		s.order++
-		e = &entry{session: se, lifeSession: se, req: req, order: s.order, owner: req.Owner, delivery: delivery.New(req.Notify)}
-		e.out, e.endEntry = context.WithCancel(context.Background())
-		s.lines[req.Name] = append(s.lines[req.Name], e)
+		e = se.addLocked(req)
 		if req.Try && e.standingLocked().State != store.Admitted {
 			holder := s.blockerLocked(e)
 			s.removeLocked(e, nil)
@@ -60,6 +57,16 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return nil, err
 	}
 	return e, nil
+}
+
+// addLocked adds an entry at the end of its line. Nothing is delivered to its owner yet.
+func (se *session) addLocked(req store.Request) *entry {
+	s := se.store
+	s.order++
+	e := &entry{session: se, lifeSession: se, req: req, order: s.order, owner: req.Owner, delivery: delivery.New(req.Notify)}
+	e.out, e.endEntry = context.WithCancel(context.Background())
+	s.lines[req.Name] = append(s.lines[req.Name], e)
+	return e
 }
 
 func (e *entry) standingLocked() store.Standing {
@@ -106,6 +113,7 @@ func (e *entry) notifyContended(f func()) {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+		Requeue: e.requeue,
 	}
 }
 

@@ -17,6 +17,7 @@ const (
 	Mark       Op = "mark"        // leave a marker for an entry, or read those of others
 	SetOwner   Op = "set owner"   // change the owner of an entry
 	Withdraw   Op = "withdraw"    // withdraw an entry, at once or after a time
+	Requeue    Op = "requeue"     // replace an entry by one at the end of the line
 	Close      Op = "close"       // close a session
 	Read       Op = "read"        // read one or more lines
 	Break      Op = "break"       // break an entry of any session
