@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -28,6 +29,7 @@ type entry struct {
 	req     store.Request
 	value   string // the encoded value, as inserted
 	key     string // set by join
+	fresh   bool   // the key contains the nonce in any case, so that no other entry ever has it
 	order   uint64 // set when the entry has been inserted
 
 	// inDoubt is set if an attempt to insert the entry was given up: it may be carried out later.
@@ -116,7 +118,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	case err != nil:
 	case e.order > store.MaxOrder:
 		_ = e.Withdraw(bounded)
-		err = fmt.Errorf("the cluster's revision is %d, beyond %d, where fencing tokens end", e.order, store.MaxOrder)
+		err = beyondMaxOrder(e.order)
 	case result.otherKind(e) != nil:
 		_ = e.Withdraw(bounded)
 		err = result.otherKind(e)
@@ -138,6 +140,10 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return nil, se.wrapErr(ctx, op, err)
 	}
 	return e, nil
+}
+
+func beyondMaxOrder(order uint64) error {
+	return fmt.Errorf("the cluster's revision is %d, beyond %d, where fencing tokens end", order, store.MaxOrder)
 }
 
 func newEntry(se *session, req store.Request) (*entry, error) {
@@ -270,22 +276,8 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 	case resp.Succeeded && ifEmpty:
 		return insertion{order: uint64(resp.Header.Revision)}, true, nil
 	case resp.Succeeded:
-		read := results[1].GetResponseRange()
-		others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
-		a = insertion{order: uint64(resp.Header.Revision), others: others}
-		if !read.More {
-			return a, true, nil
-		}
-		a.many = int(read.Count) - 1
-		if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
-			ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
-			if err != nil {
-				e.inDoubt.Store(true) // the entry is inserted, and must be deleted
-				return a, true, err
-			}
-			a.others = ahead.entries
-		}
-		return a, true, nil
+		a, err := e.inserted(ctx, uint64(resp.Header.Revision), results[1].GetResponseRange())
+		return a, true, err
 	case ifEmpty:
 		return e.tryNonEmpty(ctx)
 	}
@@ -306,6 +298,26 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 		_, err = e.session.remove(ctx, e.key, order, deleteMarkerOps...)
 	}
 	return insertion{}, false, err
+}
+
+// inserted completes the result for an entry that was inserted at a revision, with the read of the line
+// from the same transaction.
+func (e *entry) inserted(ctx context.Context, order uint64, read *pb.RangeResponse) (insertion, error) {
+	others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
+	a := insertion{order: order, others: others}
+	if !read.More {
+		return a, nil
+	}
+	a.many = int(read.Count) - 1
+	if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
+		ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
+		if err != nil {
+			e.inDoubt.Store(true) // the entry is inserted, and must be deleted
+			return a, err
+		}
+		a.others = ahead.entries
+	}
+	return a, nil
 }
 
 // alreadyInserted completes the result for an entry that an earlier attempt has inserted. If the
@@ -392,7 +404,7 @@ func (e *entry) abortEnqueue() {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
-		Key: e.key,
+		Requeue: e.requeue, Key: e.key,
 	}
 }
 

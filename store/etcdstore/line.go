@@ -95,7 +95,7 @@ func (se *session) join(e *entry) error {
 	defer w.mu.Unlock()
 	// Use the key that other clients would use, unless the session may have another entry under it.
 	e.key = se.store.keys.entry(w.name, se.lease, "")
-	if e.req.Mode != line.Exclusive || se.outlast || w.hasKeyLocked(e.key) {
+	if e.fresh || e.req.Mode != line.Exclusive || se.outlast || w.hasKeyLocked(e.key) {
 		e.key = se.store.keys.entry(w.name, se.lease, e.current.Nonce)
 	}
 	w.mine[e] = struct{}{}
