@@ -33,6 +33,8 @@ type entry struct {
 	payload string
 	changes atomic.Int64 // number of calls of setOwner
 
+	replaces *entry // the entry that goes when this one is put in; nil if there is none
+
 	joinInDoubt    atomic.Bool // a request to put it in was abandoned, and may yet be carried out
 	removed        atomic.Bool // it is known to be out of the line
 	outlasts       atomic.Bool // it outlives its session, or may
@@ -52,15 +54,10 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return nil, err
 	}
 	op := "join the line"
-	e := &entry{
-		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
-		delivery: delivery.New(req.Notify),
-	}
-	text, err := json.Marshal(payload{Session: se.id, Owner: req.Owner})
+	e, err := se.newEntry(req)
 	if err != nil {
 		return nil, se.store.wrapErr(op, err)
 	}
-	e.payload = string(text)
 	if err := se.add(e); err != nil {
 		return nil, err
 	}
@@ -70,12 +67,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err == nil {
 		return e, nil
 	}
-	e.silence()
-	if _, in := e.last(); in || e.joinInDoubt.Load() {
-		e.discard()
-	} else {
-		se.remove(e)
-	}
+	e.undoJoin()
 	if held, ok := errors.AsType[*store.HeldError](err); ok {
 		return nil, held
 	}
@@ -83,6 +75,14 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return nil, kind
 	}
 	return nil, se.wrapErr(ctx, op, err)
+}
+
+func (se *session) newEntry(req store.Request) (*entry, error) {
+	text, err := json.Marshal(payload{Session: se.id, Owner: req.Owner})
+	return &entry{
+		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
+		payload: string(text), delivery: delivery.New(req.Notify),
+	}, err
 }
 
 // join puts the entry in, delivers its standing, and starts polling if it waits.
@@ -116,6 +116,8 @@ func (e *entry) join(ctx context.Context) error {
 			return &store.HeldError{Name: e.req.Name, Holder: firstEntry(words)}
 		case word == "kind":
 			return e.kindError(firstEntry(words))
+		case word == "absent":
+			return e.replaces.absentErr(e)
 		case word == "ended":
 			return se.lost()
 		case word == "void":
@@ -146,9 +148,13 @@ func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 	if s.isSubscribed(e.line) {
 		flag = "l"
 	}
-	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{{
+	o := operation{
 		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.payload}, session: e.session.key(),
-	}})[0]
+	}
+	if e.replaces != nil {
+		o.op, o.args = "requeue", []string{e.replaces.id, e.id, milliseconds(keep), s.client, flag, e.payload}
+	}
+	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{o})[0]
 	if r.err != nil {
 		// Even a request that the server refuses may have been carried out in part, or not have
 		// reached the replicas.
@@ -252,6 +258,22 @@ func firstEntry(words []message) *store.Entry {
 	return &first
 }
 
+// undoJoin ends a join that has failed.
+func (e *entry) undoJoin() {
+	e.silence()
+	if e.mayBeIn() {
+		e.discard()
+	} else {
+		e.session.remove(e)
+	}
+}
+
+// mayBeIn reports whether a request has put the entry in, or may have, or may yet do so.
+func (e *entry) mayBeIn() bool {
+	_, in := e.last()
+	return in || e.joinInDoubt.Load()
+}
+
 // discard removes the entry in the background.
 func (e *entry) discard() {
 	e.session.markLeaving(e)
@@ -290,7 +312,9 @@ func (e *entry) leaveOperation() operation {
 
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended}
+	return store.Extensions{
+		WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended, Requeue: e.requeue,
+	}
 }
 
 // Withdraw implements [store.Ticket].

@@ -470,6 +470,35 @@ if op == 'join' then
 	return reply
 end
 
+-- requeue old id ms client flag text: removes an entry and puts another one in, at the end of the line.
+-- Returns the standing of the new one as join does, or "absent" if the old one is not there. If the
+-- new one is in, because a request whose reply was lost has put it in, extends its lease.
+if op == 'requeue' then
+	local old, id, ms, client, flag, text = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10], ARGV[11]
+	local there, added = not empty and not redis.call('ZSCORE', V, id), false
+	if there and not prolong(id, ms) then
+		there = redis.call('ZSCORE', X, old) and (redis.call('ZSCORE', H, old) or redis.call('ZSCORE', Q, old))
+		local place = there and fence()
+		if there and not place then
+			finish()
+			return redis.error_reply(EXHAUSTED)
+		end
+		if there then
+			remove(old)
+			redis.call('ZADD', X, now + ms, id)
+			redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. text)
+			redis.call('ZADD', Q, place, id)
+			added, grown, queued, changed = true, true, true, true
+		end
+	end
+	settle({ [id] = true })
+	if added and not redis.call('ZSCORE', H, id) then crowd() end
+	finish()
+	if not there then return { 'absent' } end
+	local st, n = standing(id)
+	return { st, n, soonest(earliest(), { [id] = true }) }
+end
+
 -- visit ms flag id…: returns the standings of entries and records whether their client has
 -- subscribed. Extends their leases to ms if that is not zero.
 if op == 'visit' then
