@@ -492,7 +492,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 // Extensions implements [store.Ticket]. An entry cannot outlast its session, because its node is
 // ephemeral, and so is everything else it could leave.
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended, Key: e.path()}
+	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended, Requeue: e.requeue, Key: e.path()}
 }
 
 // Withdraw implements [store.Ticket].
