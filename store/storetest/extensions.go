@@ -40,6 +40,7 @@ func checkExtensions(t *testing.T, caps store.Capabilities, e store.Extensions) 
 		{"Mark", "ClearMarks", e.Mark != nil, caps.ClearMarks != nil},
 		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
+		{"Requeue", "Requeue", e.Requeue != nil, caps.Requeue},
 	} {
 		if f.set != f.want {
 			t.Errorf("tickets have %s: %v; the store has the capability %s: %v; want the same", f.function, f.set, f.capability, f.want)

@@ -19,6 +19,7 @@ func extensionBugs() []Bug {
 		{"Mark", func(c *store.Capabilities) { c.ClearMarks = nil }, func(e *store.Extensions) { e.Mark = nil }},
 		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
+		{"Requeue", func(c *store.Capabilities) { c.Requeue = false }, func(e *store.Extensions) { e.Requeue = nil }},
 	} {
 		bugs = append(bugs, Bug{
 			Name:   "does not report the capability for " + ability.what,
