@@ -94,6 +94,16 @@ func (l *Leadership) Proclaim(ctx context.Context, value string) error {
 	return l.replaceOwner(ctx, func(o *Owner) { o.Value = value })
 }
 
+// Yield hands the leadership over to the next candidate, and campaigns again with the same value. It
+// behaves like [Hold.Yield].
+func (l *Leadership) Yield(ctx context.Context) (*Leadership, error) {
+	hold, err := l.Hold.Yield(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &Leadership{hold}, nil
+}
+
 // Resign ends the leadership, so that the next candidate becomes leader. It is [Hold.Release].
 func (l *Leadership) Resign(ctx context.Context) error { return l.Release(ctx) }
 

@@ -38,6 +38,7 @@ type Hold struct {
 	delivered bool       // the caller gets the hold: its end now calls HoldEnd and removes its place
 	loss      *LostError // set if it was lost
 	released  bool
+	next      *Place // what Yield waits or has waited with; nil without a Yield
 }
 
 // tokenOf returns the token of the first turn after an admission. The low bits count local hand-overs
@@ -206,8 +207,8 @@ func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
 // have lost. On stores without fencing it is zero.
 func (h *Hold) Token() uint64 { return h.token }
 
-// Context returns a context that ends when the hold does. Its cause is a [*LostError] after a loss
-// and [ErrReleased] after a release. It has the values of the context that was passed to the
+// Context returns a context that ends when the hold does. Its cause is a [*LostError] after a loss,
+// [ErrReleased] after a release, and [ErrYielded] after a Yield. It has the values of the context that was passed to the
 // locking method, or of the context that [Hooks] returned.
 func (h *Hold) Context() context.Context { return h.ctx }
 
@@ -262,7 +263,8 @@ func (h *Hold) watchContention() <-chan struct{} {
 // ctx.Err().
 //
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
-// a signal. Releasing again returns nil.
+// a signal. Releasing again returns nil. Releasing a hold that has yielded releases the hold that came of
+// it: see [Hold.Yield].
 func (h *Hold) Release(ctx context.Context) error {
 	ctx, cancel := withGrace(ctx)
 	defer cancel()
@@ -271,6 +273,9 @@ func (h *Hold) Release(ctx context.Context) error {
 
 // releaseWithin is Release without additional time if ctx has ended.
 func (h *Hold) releaseWithin(ctx context.Context) error {
+	if h = h.latest(); h == nil {
+		return nil
+	}
 	return h.release(ctx, EndReleased, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
 }
 
@@ -313,6 +318,9 @@ func (h *Hold) checkReleaseAfter(d time.Duration) error {
 
 // releaseAfterWithin is ReleaseAfter, if that is supported, without additional time if ctx has ended.
 func (h *Hold) releaseAfterWithin(ctx context.Context, d time.Duration) error {
+	if h = h.latest(); h == nil {
+		return nil
+	}
 	return h.release(ctx, EndReleasedAfter, func(ctx context.Context) error {
 		return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d)
 	})
@@ -343,8 +351,15 @@ func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(cont
 		err = withdraw(ctx)
 	}
 	q.leave(h.place)
+	return h.reportEnd(reason, lost, err)
+}
+
+// reportEnd reports the end of a hold that was given up, and returns the error for the caller. lost is
+// the reason of an earlier loss, or zero. err is what the store has returned.
+func (h *Hold) reportEnd(reason EndReason, lost keeper.Reason, err error) error {
+	q := h.tenure.queue
 	if lost == 0 {
-		lost = t.reasonIn(err)
+		lost = h.tenure.reasonIn(err)
 	}
 	switch {
 	case lost != 0:

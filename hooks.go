@@ -28,7 +28,7 @@ import (
 // it had been acquired. A panic in another hook, or in any hook after Join has returned, ends the
 // process, because it happens in a goroutine of the client.
 type Hooks struct {
-	// AttemptStart is called when Lock, TryLock, Join or Do begins, even if the name is invalid or
+	// AttemptStart is called when Lock, TryLock, Join, Do or Yield begins, even if the name is invalid or
 	// the client is closed. ctx is the call's context. The attempt continues with the returned
 	// context, which must be ctx or derived from it; nil means ctx.
 	AttemptStart func(ctx context.Context, e AttemptStartEvent) context.Context
@@ -147,13 +147,15 @@ const (
 	EndReleasedAfter
 	// EndLost: the hold was lost. A release may be what finds this out.
 	EndLost
+	// EndYielded: the hold was given up with [Hold.Yield], which waits for another one.
+	EndYielded
 )
 
-var endReasons = [...]string{EndReleased: "released", EndReleasedAfter: "released-after", EndLost: "lost"}
+var endReasons = [...]string{EndReleased: "released", EndReleasedAfter: "released-after", EndLost: "lost", EndYielded: "yielded"}
 
-// String returns the reason as a label: released, released-after or lost.
+// String returns the reason as a label: released, released-after, lost or yielded.
 func (r EndReason) String() string {
-	if r < EndReleased || r > EndLost {
+	if r < EndReleased || r > EndYielded {
 		return "unknown"
 	}
 	return endReasons[r]

@@ -20,16 +20,17 @@ type Place struct {
 	try   bool
 
 	owner    Owner // as others see it, without the times
-	ownOwner bool  // owner is not the client's, so the place needs an entry of its own in shared mode too
+	ownOwner bool  // the place needs an entry of its own in shared mode too: owner is not the client's, or it has yielded
 
 	attempt attempt
 
-	turn   chan struct{} // closed when the place is admitted in its queue
-	tenure *tenure       // set after turn is closed; guarded by the queue's mutex
-	ready  chan struct{} // closed when hold and err are set
-	cancel context.CancelCauseFunc
-	hold   *Hold
-	err    error
+	turn    chan struct{} // closed when the place is admitted in its queue
+	tenure  *tenure       // set when turn is closed, or after; guarded by the queue's mutex
+	entered *tenure       // its entry is in the line, and obtainOnce has not used it yet; nil if there is none
+	ready   chan struct{} // closed when hold and err are set
+	cancel  context.CancelCauseFunc
+	hold    *Hold
+	err     error
 }
 
 // Ready returns a channel that is closed when there is an outcome: a hold or an error. [Place.Wait]
@@ -129,7 +130,7 @@ func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 	leaves := true // also if the logger panics
 	defer func() {
 		if leaves {
-			p.queue.leave(p)
+			p.abandon()
 		}
 		call.done()
 	}()
@@ -162,8 +163,26 @@ func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 	}
 }
 
+// abandon removes the place from its queue, once the entry that it has entered and not used is
+// withdrawn.
+func (p *Place) abandon() {
+	t := p.entered
+	if t == nil {
+		p.queue.leave(p)
+		return
+	}
+	p.queue.client.work.Go(func() {
+		t.withdraw()
+		p.queue.leave(p)
+	})
+}
+
 // use returns a tenure to lend a hold from. A tenure returned with errGaveUp must be withdrawn.
 func (p *Place) use(ctx context.Context) (*tenure, error) {
+	if t := p.entered; t != nil {
+		p.entered = nil
+		return t, t.await(ctx, false)
+	}
 	if p.mode == line.Shared && !p.try && !p.ownOwner {
 		return p.share(ctx)
 	}

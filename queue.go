@@ -99,6 +99,13 @@ func (q *queue) admitLocked() {
 	}
 }
 
+// ref counts a place that was added to a queue behind another one of the same caller.
+func (c *Client) ref(q *queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q.refs++
+}
+
 // unref removes a queue from the client when its last place has left.
 func (c *Client) unref(q *queue) {
 	c.mu.Lock()

@@ -99,6 +99,15 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	return err
 }
 
+// enterFor puts the entry into the line in place of that of old, in one step.
+func (t *tenure) enterFor(ctx context.Context, old *tenure) (err error) {
+	old.unsubscribe()
+	t.session = old.session
+	t.owner.Since = time.Now()
+	t.ticket, err = old.ticket.Extensions().Requeue(ctx, t.owner, t.notify)
+	return err
+}
+
 // await waits until holds can be lent: until the entry is admitted and [Options.LockDelay] is over.
 // It fails like acquire.
 func (t *tenure) await(ctx context.Context, try bool) error {

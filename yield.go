@@ -1,0 +1,167 @@
+package stile
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Yield hands the lock over to the next waiter, joins the line again at its end, and waits until the
+// lock is held again. It returns a new hold with a larger token. If no other client or goroutine waits,
+// it returns at once; that too takes a request to the store. Use Yield in a job that holds a lock for
+// long, to let others in between: for example when the channel of [Hold.Contended] is closed.
+//
+// The old hold ends as soon as Yield is called, and its context ends with [ErrYielded] as the cause. So
+// all work that depends on it must have stopped before. The new hold has the same mode and owner. Its
+// context has the values of ctx.
+//
+// The store removes the old entry and adds the new one in one step. So the new entry is behind all
+// waiters of that moment and ahead of all later ones, and no other client finds the lock free. There
+// are two exceptions. Redlock has no such step: Yield releases the lock, and then takes it like Lock. And
+// goroutines of the same client that wait for their turn to join the line come first: Yield releases the
+// lock, the first of these goroutines joins the line, and Yield joins it after the last of them. In both
+// cases other clients that join at that moment may come first.
+//
+// Of a semaphore, Yield hands over the one slot. A reader of an [RWMutex] that shares its entry with
+// other readers of the client leaves that entry, and then joins the line with an entry of its own; a
+// writer gets the lock when the other readers have left too.
+//
+// After an error the lock is not held. If it had been lost before the hand-over, the error is a
+// [*LostError], and if that is unknown, it matches [ErrNotKnown]; then Yield has not waited. If ctx ends,
+// the error matches ctx.Err(), and the entry is removed as after a failed Lock. If ctx had already ended,
+// Yield releases the lock. All other errors are those of [Hold.Release] and [Mutex.Lock]. There is one
+// exception: if ctx comes from the hold itself, or from another one of the same name, the error is
+// [ErrReentrant] and the lock is still held. [Hold.Context], and the context that [Mutex.Do] passes to
+// its function, are such contexts, and would end at the hand-over.
+//
+// To release the old hold is to release the new one. So one deferred Release of the first hold is
+// enough, also in a function run by Do. If Yield is still waiting, such a release ends the wait, and
+// Yield returns an error matching [ErrLeft]. A hold yields once: a second Yield of the old hold returns
+// an error matching [ErrReleased].
+func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c, name := h.tenure.queue.client, h.Name()
+	p := &Place{
+		queue: h.tenure.queue, mode: h.Mode(), ownOwner: true,
+		attempt: attempt{hooks: &c.opts.Hooks, event: AttemptStartEvent{Name: name, Mode: h.Mode()}, caller: ctx},
+		turn:    make(chan struct{}),
+		ready:   make(chan struct{}),
+		cancel:  cancel,
+	}
+	p.attempt.start() // before the call is tracked: the hook may close the client
+	call, handOver, err := h.rejoin(p)
+	if err != nil {
+		p.attempt.end(err)
+		return nil, err
+	}
+	defer announceWait(ctx, name)()
+	if err := p.succeed(call, handOver); err != nil {
+		return nil, err
+	}
+	p.obtain(call)
+	return p.hold, p.err
+}
+
+// rejoin ends the hold and appends p to the local queue, in one step. If no other place of the client
+// waits, p takes the hold's place in the queue; then the entry can be requeued. The returned handOver
+// does in the store what remains to be done, and reports the end of the hold.
+func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error, err error) {
+	t, q := h.tenure, h.tenure.queue
+	if outer := outerHold(p.attempt.ctx, q.client, q.name); outer != nil {
+		return call, nil, fmt.Errorf("stile: lock %q (token %d): yield: %w: use the context that the lock was taken with",
+			q.name, outer.token, ErrReentrant)
+	}
+	if call, err = q.client.track(p.attempt.ctx); err != nil {
+		return call, nil, lockError(q.name, err)
+	}
+	lost := t.session.Reason()
+	q.mu.Lock()
+	switch {
+	case h.loss != nil:
+		err = h.loss
+	case h.released:
+		err = fmt.Errorf("stile: lock %q (token %d): yield: %w", q.name, h.token, ErrReleased)
+	}
+	if err != nil {
+		q.mu.Unlock()
+		call.done()
+		return call, nil, err
+	}
+	p.owner = t.owner
+	p.owner.Since, p.owner.Obtained, p.owner.Waits = time.Time{}, time.Time{}, nil
+	h.released, h.next = true, p
+	last := h.giveBackLocked()
+	requeues := last && q.turns == len(q.line) && call.ctx.Err() == nil && t.ticket.Extensions().Requeue != nil
+	q.line = append(q.line, p)
+	if requeues {
+		p.tenure = newTenure(q, p.mode, p.owner)
+		q.leaveLocked(h.place)
+	} else {
+		q.admitLocked()
+	}
+	q.mu.Unlock()
+	if !requeues {
+		q.client.ref(q)
+	}
+
+	h.end(ErrYielded)
+	return call, func(ctx context.Context) (err error) {
+		switch {
+		case requeues:
+			if err = p.tenure.enterFor(ctx, t); err == nil {
+				p.entered = p.tenure
+			}
+		case last:
+			ctx, cancel := withGrace(ctx)
+			defer cancel()
+			t.unsubscribe()
+			err = t.ticket.Withdraw(ctx)
+		}
+		if !requeues {
+			q.leave(h.place)
+		}
+		return h.reportEnd(EndYielded, lost, err)
+	}, nil
+}
+
+// succeed hands the lock over. On failure the place has left its queue.
+func (p *Place) succeed(call call, handOver func(context.Context) error) (err error) {
+	err = errUnfinished // if a hook or the logger panics
+	defer func() {
+		if err == nil {
+			return
+		}
+		p.abandon()
+		call.done()
+		p.err = err
+		defer close(p.ready)
+		p.attempt.end(err)
+	}()
+	if err = handOver(call.ctx); err != nil {
+		switch cause := context.Cause(call.ctx); cause {
+		case ErrClosed, ErrLeft:
+			err = lockError(p.queue.name, cause)
+		}
+	}
+	return err
+}
+
+// latest returns the hold that has come of h by calls of Yield; h itself if there were none. If Yield
+// still waits, latest ends the wait. It returns nil if Yield has failed.
+func (h *Hold) latest() *Hold {
+	for {
+		h.tenure.queue.mu.Lock()
+		next := h.next
+		h.tenure.queue.mu.Unlock()
+		if next == nil {
+			return h
+		}
+		next.cancel(ErrLeft)
+		<-next.ready
+		if next.hold == nil {
+			return nil
+		}
+		h = next.hold
+	}
+}
