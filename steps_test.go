@@ -19,7 +19,9 @@ import (
 // flight.
 //
 // In each script three callers of one process and one of another lock the same name one after
-// another, hold it for a second and release it.
+// another, hold it for a second and release it. In some, the second and the last caller yield it and
+// hold it for another second before that.
+// Promise: P5
 func TestQueue_failureAtEachStep(t *testing.T) {
 	scripts := map[string][4]line.Mode{
 		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
@@ -27,14 +29,19 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 		"a writer between": {line.Shared, line.Exclusive, line.Shared, line.Shared},
 		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
 		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
+
+		"a yield":            {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
+		"a yield of readers": {line.Shared, line.Shared, line.Exclusive, line.Exclusive},
+		"a yield of slots":   {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
 	}
+	yields := map[string]bool{"a yield": true, "a yield of readers": true, "a yield of slots": true}
 	for what, modes := range scripts {
 		for _, failure := range failures {
 			t.Run(what+"/"+failure.name, func(t *testing.T) {
 				steps := 0
 				for _, reply := range []bool{false, true} {
 					for step := 1; ; step++ {
-						p := &trial{modes: modes, failure: failure, step: step, reply: reply}
+						p := &trial{modes: modes, yields: yields[what], failure: failure, step: step, reply: reply}
 						synctest.Test(t, p.run)
 						if t.Failed() {
 							t.Fatalf("checks failed for the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
@@ -129,6 +136,7 @@ func lostFor(err error, reasons ...stile.Reason) bool {
 // A trial is one run of a script with one failure.
 type trial struct {
 	modes   [4]line.Mode
+	yields  bool // the second and the last caller yield
 	failure failure
 	step    int  // the message at which the failure happens
 	reply   bool // it happens while the reply is in flight
@@ -183,7 +191,7 @@ func (p *trial) run(t *testing.T) {
 			c = other
 		}
 		all.Go(func() {
-			if err := p.doWithLock(ctxs[i], c.Locker("a", mode)); err != nil && !p.failure.mayFail(p, i, err) {
+			if err := p.doWithLock(ctxs[i], c.Locker("a", mode), p.yields && i%2 == 1); err != nil && !p.failure.mayFail(p, i, err) {
 				t.Errorf("caller %d: %v", i, err)
 			}
 		})
@@ -235,23 +243,35 @@ func (p *trial) openClient(opts *stile.Options) *stile.Client {
 	return c
 }
 
-// doWithLock takes the lock, holds it for a second, and releases it. It returns the panic of a hook
+// doWithLock takes the lock, holds it for a second, yields it if wanted, and holds it for another second,
+// and releases it. It returns the panic of a hook
 // as an error.
-func (p *trial) doWithLock(ctx context.Context, l stile.Locker) (err error) {
+func (p *trial) doWithLock(caller context.Context, l stile.Locker, yields bool) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = r.(error)
 		}
 	}()
-	return l.Do(ctx, func(ctx context.Context, h *stile.Hold) error {
-		p.recordHold(h)
-		select {
-		case <-time.After(time.Second):
-		case <-h.Context().Done():
+	return l.Do(caller, func(_ context.Context, h *stile.Hold) error {
+		p.holdForASecond(h)
+		if !yields {
+			return nil
 		}
-		p.recordHold(nil)
-		return nil
+		again, err := h.Yield(caller)
+		if err == nil {
+			p.holdForASecond(again)
+		}
+		return err
 	})
+}
+
+func (p *trial) holdForASecond(h *stile.Hold) {
+	p.recordHold(h)
+	select {
+	case <-time.After(time.Second):
+	case <-h.Context().Done():
+	}
+	p.recordHold(nil)
 }
 
 // recordHold adds a hold, unless it is nil, and checks that no conflicting holds are valid at the

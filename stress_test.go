@@ -31,12 +31,14 @@ func TestStress(t *testing.T) {
 				total.lost += s.counts.lost
 				total.failed += s.counts.failed
 				total.faults += s.counts.faults
+				total.yields += s.counts.yields
 			})
 		})
 	}
 	t.Logf("%+v", total)
-	if total.holds < 1000 || total.lost < 20 || total.failed < 100 || total.faults < 1000 {
-		t.Errorf("too few events: got %+v, want at least 1000 holds, 20 lost, 100 failed, 1000 faults", total)
+	if total.holds < 1000 || total.lost < 20 || total.failed < 100 || total.faults < 1000 ||
+		total.yields < 100 {
+		t.Errorf("too few events: got %+v, want at least 1000 holds, 20 lost, 100 failed, 1000 faults, 100 yields", total)
 	}
 }
 
@@ -57,7 +59,7 @@ var (
 )
 
 // stressCounts counts events.
-type stressCounts struct{ holds, lost, failed, faults int }
+type stressCounts struct{ holds, lost, failed, faults, yields int }
 
 type stress struct {
 	t     *testing.T
@@ -226,12 +228,31 @@ func (s *stress) use(c *stile.Client) {
 		s.checkError(err)
 		return
 	}
-	s.addHold(hold)
-	select {
-	case <-time.After(s.durationUpTo(time.Second)):
-	case <-hold.Context().Done():
+	s.holdAWhile(hold)
+	if s.intN(3) == 0 {
+		s.removeHold(hold)
+		if hold, err = hold.Yield(ctx); err != nil {
+			s.checkError(err)
+			return
+		}
+		s.countYield()
+		s.holdAWhile(hold)
 	}
 	s.release(hold)
+}
+
+func (s *stress) holdAWhile(h *stile.Hold) {
+	s.addHold(h)
+	select {
+	case <-time.After(s.durationUpTo(time.Second)):
+	case <-h.Context().Done():
+	}
+}
+
+func (s *stress) countYield() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.yields++
 }
 
 func (s *stress) leave(p *stile.Place) {
