@@ -173,6 +173,67 @@ func TestYield_readerBehindLocalWriter(t *testing.T) {
 	})
 }
 
+// A reader that yields gets an entry of its own, behind a writer that the store has not reported.
+// Promise: P3
+func TestYield_readerBehindUnreportedWriter(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ann.Close(t.Context())
+		one, two := lockFor(t, ann, "a", line.Shared), lockFor(t, ann, "a", line.Shared)
+		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
+		again := yielding(t.Context(), t, one)
+		w.expectLine("a", "ann", "bob", "ann")
+		release(t, two)
+		release(t, writer.expectHoldNow())
+		release(t, again.expectHoldNow())
+	})
+}
+
+// Others see the new entry as a waiter's, and not that its client held the lock before.
+func TestYield_owner(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h, err := ann.Mutex("a").With(stile.LockOptions{Reason: "batch"}).Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := wait(t.Context(), t, bob, "a")
+		time.Sleep(2 * time.Second) // until it is published that ann holds the lock
+		again := yielding(t.Context(), t, h)
+		l, err := bob.Line(t.Context(), "a")
+		if err != nil || len(l.Waiters) != 1 {
+			t.Fatalf("line: got %+v, %v, want one waiter", l, err)
+		}
+		if o := l.Waiters[0].Owner; !o.Obtained.IsZero() || o.Reason != "batch" || time.Since(o.Since) != 0 {
+			t.Errorf("owner of the new entry: got %+v, want the reason batch, waiting since now", o)
+		}
+		release(t, next.expectHoldNow())
+		release(t, again.expectHoldNow())
+	})
+}
+
+// A wait in Yield with the context of another hold is part of the graph of waits.
+func TestYield_inTheWaitGraph(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		outer, h := lock(t, ann, "outer"), lock(t, ann, "a")
+		next := wait(t.Context(), t, w.client("bob"), "a")
+		again := yielding(outer.Context(), t, h)
+		bobs := next.expectHoldNow()
+		time.Sleep(2 * time.Second)
+		g, err := ann.WaitGraph(t.Context(), "")
+		if err != nil || len(g.Waits) != 1 || g.Waits[0].Held != "outer" || g.Waits[0].For != "a" {
+			t.Errorf("wait graph: got %+v, %v, want that the holder of outer waits for a", g, err)
+		}
+		release(t, bobs)
+		release(t, again.expectHoldNow())
+		release(t, outer)
+	})
+}
+
 func TestYield_slots(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -240,8 +301,11 @@ func TestYield_storeWithoutRequeue(t *testing.T) {
 			again := yielding(t.Context(), t, h)
 			expectYielded(t, h)
 			w.expectLine("a", "bob", "ann")
-			release(t, next.expectHoldNow())
-			release(t, again.expectHoldNow())
+			local := waitFor(t.Context(), t, ann, "a", other)
+			w.expectLine("a", "bob", "ann") // it waits behind the hold that has yielded
+			for _, wt := range []*waiter{next, again, local} {
+				release(t, wt.expectHoldNow())
+			}
 			if n := ann.Queues(); n != 0 {
 				t.Errorf("got %d queues at the end, want 0", n)
 			}
@@ -480,6 +544,17 @@ func TestYield_releaseOfTheOldHold(t *testing.T) {
 			again.expectFailure(stile.ErrLeft)
 			w.expectLine("a", "bob")
 			release(t, bobs.expectHoldNow())
+		})
+	})
+	t.Run("during the request", func(t *testing.T) {
+		scenario(t, func(t *testing.T, w *testEnv) {
+			h := lock(t, w.client("ann"), "a")
+			w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Requeue))
+			again := yielding(t.Context(), t, h)
+			release(t, h)
+			again.expectFailure(stile.ErrLeft)
+			time.Sleep(time.Second)
+			w.expectLine("a")
 		})
 	})
 	t.Run("lost", func(t *testing.T) {
