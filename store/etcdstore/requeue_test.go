@@ -88,12 +88,12 @@ func TestRequeue_lateAttemptIsVoid(t *testing.T) {
 			if !gaveUp {
 				again.withdraw(t)
 			}
+			eventually(t, "only the next holder has a key", func() bool { return len(keysUnder(t, direct, name)) == 1 })
 			log := watchPuts(t, direct, name)
 			late.deliver(t)
 			if puts := log.soFar(t, direct, name); len(puts) > 0 {
 				t.Errorf("got puts %q, want none", puts)
 			}
-			eventually(t, "only the next holder has a key", func() bool { return len(keysUnder(t, direct, name)) == 1 })
 			next.checkNotNotified(t)
 		})
 	}
