@@ -73,7 +73,7 @@ func TestWaitGraph_deadlock(t *testing.T) {
 	})
 }
 
-// Whoever waits in the queue of his own client waits too: for an entry that another goroutine holds.
+// A holder that waits in its own client, for a lock that another goroutine holds, waits too.
 func TestWaitGraph_oneClient(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
