@@ -369,3 +369,49 @@ func ExampleClient_LockAll() {
 	fmt.Println("holding", both.Names())
 	// Output: holding [accounts/3 accounts/7]
 }
+
+// A batch job lets others in between its chunks, if any wait.
+func ExampleHold_Yield() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+	hold, err := client.Mutex("index").Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer hold.Release(ctx) // of the hold that came of it, after a Yield
+	chunks := []string{"a to m", "n to z"}
+
+	place, err := client.Mutex("index").Join(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	go func() {
+		other, err := place.Wait(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("another job in between")
+		if err := other.Release(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}()
+
+	for _, chunk := range chunks {
+		fmt.Println("working on", chunk)
+		select {
+		case <-hold.Contended():
+			if hold, err = hold.Yield(ctx); err != nil {
+				log.Fatal(err) // the lock is not held
+			}
+		default: // nobody waits
+		}
+	}
+	// Output:
+	// working on a to m
+	// another job in between
+	// working on n to z
+}

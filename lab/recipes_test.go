@@ -61,6 +61,7 @@ func TestRecipes_tableOfStores(t *testing.T) {
 		{"in order of arrival", func(c store.Capabilities) bool { return c.Fair }},
 		{"fencing tokens", func(c store.Capabilities) bool { return c.Fencing }},
 		{"`Contended`", func(c store.Capabilities) bool { return c.Contention }},
+		{"`Yield` in one step", func(c store.Capabilities) bool { return c.Requeue }},
 		{"`ReleaseAfter`", func(c store.Capabilities) bool { return c.ReleaseAfter }},
 		{"`LockDelay`", func(c store.Capabilities) bool { return c.ClearMarks != nil }},
 	}
