@@ -20,7 +20,7 @@ var (
 	// ErrReleased is the cause of a hold's context after its release.
 	ErrReleased = errors.New("lock released")
 	// ErrYielded is the cause of a hold's context after [Hold.Yield].
-	ErrYielded = errors.New("lock yielded to those who wait for it")
+	ErrYielded = errors.New("lock yielded to the next waiter")
 	// ErrLeft means that the place was given up with [Place.Leave].
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
