@@ -274,6 +274,9 @@ type Capabilities struct {
 	OwnerUpdates bool
 	// Contention is set if tickets have [Extensions.NotifyContended].
 	Contention bool
+	// SlotNumbers is set if tickets have [Extensions.ClaimNumber]. It requires SharedModes and
+	// Fencing.
+	SlotNumbers bool
 	// ClearMarks removes the markers of the entries with the given orders, which [Extensions.Mark]
 	// returned, from a name. Missing markers are not an error. After a failure some may be removed
 	// and others not.

@@ -19,6 +19,7 @@ type entry struct {
 	req         store.Request
 	order       uint64
 	owner       store.Owner
+	claim       *claim // its slot number, if it has one
 
 	gone     bool
 	cause    error
@@ -106,6 +107,7 @@ func (e *entry) notifyContended(f func()) {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+		ClaimNumber: e.claimNumber,
 	}
 }
 

@@ -68,6 +68,7 @@ const (
 	Markers       Ability = "markers of unreleased entries (Capabilities.ClearMarks)"
 	OwnerUpdates  Ability = "changing the owner of an entry (Capabilities.OwnerUpdates)"
 	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
+	SlotNumbers   Ability = "numbers of slots (Capabilities.SlotNumbers)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
 	Cut           Ability = "disconnecting a session from the server (Harness.Cut)"
@@ -87,6 +88,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Markers, caps.ClearMarks != nil},
 		{OwnerUpdates, caps.OwnerUpdates},
 		{Contention, caps.Contention},
+		{SlotNumbers, caps.SlotNumbers},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
 		{Cut, h.Cut != nil},
@@ -156,6 +158,7 @@ func Run(t *testing.T, h Harness) {
 		{"lines", lines, nil},
 		{"watch", watching, nil},
 		{"contended", contended, []Ability{Fair, Contention}},
+		{"numbers", numbers, []Ability{SharedModes, Fencing, SlotNumbers}},
 		{"concurrency", concurrency, nil},
 		{"sessions", sessions, nil},
 		{"outage", outage, []Ability{Cut}},

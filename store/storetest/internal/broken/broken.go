@@ -25,7 +25,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), numberBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -140,6 +140,7 @@ type ticket struct {
 	mark            func(context.Context) ([]store.Entry, error)
 	setOwner        func(context.Context, store.Owner) error
 	notifyContended func(func())
+	claimNumber     func(context.Context) (int, uint64, error)
 	extend          func(*store.Extensions)
 }
 
@@ -163,6 +164,9 @@ func (t ticket) Extensions() store.Extensions {
 	}
 	if t.notifyContended != nil {
 		e.NotifyContended = t.notifyContended
+	}
+	if t.claimNumber != nil {
+		e.ClaimNumber = t.claimNumber
 	}
 	if t.extend != nil {
 		t.extend(&e)
