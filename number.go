@@ -3,7 +3,6 @@ package stile
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/stilelock/stile/store"
 )
@@ -30,7 +29,7 @@ func (t *tenure) claimNumber(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return errGaveUp
 	}
-	return fmt.Errorf("claim a slot number: %w", err)
+	return err
 }
 
 // Slot returns the slot number of a hold of [Semaphore.Numbered]: from 0 to the number of slots − 1,

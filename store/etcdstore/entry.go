@@ -44,6 +44,8 @@ type entry struct {
 	modified atomic.Int64
 	// marked is set if the entry may have left a marker.
 	marked atomic.Bool
+	// claimKey is the key of the entry's slot number, if it may have one.
+	claimKey atomic.Pointer[string]
 
 	// The fields below are guarded by the line's mutex.
 	current        value // the value as last set
@@ -392,7 +394,7 @@ func (e *entry) abortEnqueue() {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
-		Key: e.key,
+		ClaimNumber: e.claimNumber, Key: e.key,
 	}
 }
 
@@ -450,7 +452,7 @@ func (e *entry) goneErr(op string) error {
 
 // deleteKey is the request of Withdraw.
 func (e *entry) deleteKey(ctx context.Context) (there bool, err error) {
-	r, err := e.session.remove(ctx, e.key, int64(e.order), e.deleteMarkerOps()...)
+	r, err := e.session.remove(ctx, e.key, int64(e.order), append(e.deleteMarkerOps(), e.onClaim(deleteOp)...)...)
 	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.gone.Store(true)

@@ -209,7 +209,13 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		if e.Order != order {
 			continue
 		}
-		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		var claim []clientv3.Op
+		if e.Mode.Slots() > 0 {
+			if claim, err = s.deleteClaimOps(ctx, name, order); err != nil {
+				return store.Entry{}, s.wrapErr(op, err)
+			}
+		}
+		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order), claim...)
 		switch {
 		case err != nil:
 			return store.Entry{}, s.wrapErr(op, err)

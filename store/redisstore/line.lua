@@ -48,6 +48,8 @@ local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(
 
 local function parts(id) return split(redis.call('HGET', E, id)) end
 
+local NUMBER = 'number ' -- followed by the id of an entry: the field with its slot number and the order of that claim
+
 local MARK = 'stile:' -- followed by the id of the first entry that held the lock after it was free
 
 -- The two entries whose leases end first: they show whether the line is empty, and whether a lease
@@ -177,7 +179,7 @@ end
 -- its place.
 local function remove(id)
 	if redis.call('ZREM', X, id) == 0 then return false end
-	redis.call('HDEL', E, id)
+	redis.call('HDEL', E, id, NUMBER .. id)
 	disarm(id)
 	changed = true
 	if redis.call('ZREM', H, id) == 1 then
@@ -542,6 +544,33 @@ if op == 'owner' then
 	settle()
 	finish()
 	return there and 1 or 0
+end
+
+-- number id: gives a holder of a slot the smallest number that no other holder has, unless it has one.
+-- Returns the number and the order of the claim. If the entry holds no slot, returns "gone"; if all
+-- numbers are taken, "none".
+if op == 'number' then
+	local id = ARGV[6]
+	settle()
+	finish()
+	local slots = tonumber(mode(id))
+	if not slots or not redis.call('ZSCORE', H, id) then return { 'gone' } end
+	local known = redis.call('HGET', E, NUMBER .. id)
+	if not known then
+		local taken, n = {}, 0
+		for _, holder in ipairs(redis.call('ZRANGE', H, 0, -1)) do
+			local other = string.match(redis.call('HGET', E, NUMBER .. holder) or '', '^%d+')
+			if other then taken[tonumber(other)] = true end
+		end
+		while taken[n] do n = n + 1 end
+		if n >= slots then return { 'none' } end
+		local place = fence()
+		if not place then return redis.error_reply(EXHAUSTED) end
+		known = n .. ' ' .. place
+	end
+	redis.call('HSET', E, NUMBER .. id, known) -- also if it is there: see doReplicated
+	local n, place = string.match(known, '^(%d+) (%d+)$')
+	return { n, place }
 end
 
 -- arm id: has the client notified when an entry waits behind this one. Returns whether one does
