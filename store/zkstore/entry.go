@@ -39,6 +39,7 @@ type entry struct {
 	ended      atomic.Int32
 	unanswered atomic.Int32
 	version    atomic.Int32 // of the node's data, the last known
+	number     claimState
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -74,7 +75,7 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 	if err != nil {
 		return nil, g.store.wrapErr(op, err)
 	}
-	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify)}
+	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify), number: newClaimState()}
 	if err := g.place(ctx, e); err != nil {
 		return nil, err
 	}
@@ -165,7 +166,16 @@ func (e *entry) checkFree(ctx context.Context) error {
 // list lists a line. An exact listing includes everything that had happened when list was called. A
 // directory that does not exist is an empty line.
 func (se *session) list(ctx context.Context, dir string, exact bool) ([]contender, error) {
-	children, err := attempt(ctx, se.client, func(int) ([]string, error) {
+	children, err := se.children(ctx, dir, exact)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return contenders(children), err
+}
+
+// children returns the children of a node; see list.
+func (se *session) children(ctx context.Context, dir string, exact bool) ([]string, error) {
+	return attempt(ctx, se.client, func(int) ([]string, error) {
 		connection := se.connection.Load()
 		if exact {
 			if _, err := se.client.Sync(dir); err != nil {
@@ -178,10 +188,6 @@ func (se *session) list(ctx context.Context, dir string, exact bool) ([]contende
 		}
 		return children, err
 	})
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
-	}
-	return contenders(children), err
 }
 
 var errMoved = errors.New("the connection was lost between two requests that must reach the same server")
@@ -468,7 +474,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 	client, path := e.session.client, join(e.line.dir, name)
 	_, err := attempt(ctx, client, func(int) (struct{}, error) {
 		e.unanswered.Add(1)
-		err := client.Delete(path, -1)
+		err := e.deleteNode(path)
 		if err == nil {
 			e.recordEnding(withdrawn)
 		}
@@ -486,13 +492,16 @@ func (e *entry) remove(ctx context.Context, name string) error {
 		e.recordEnding(end)
 		return struct{}{}, nil
 	})
+	if err == nil && e.number.mayExist() {
+		e.session.life.Start(e.removeClaim)
+	}
 	return err
 }
 
 // Extensions implements [store.Ticket]. An entry cannot outlast its session, because its node is
 // ephemeral, and so is everything else it could leave.
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended, Key: e.path()}
+	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended, ClaimNumber: e.claimNumber, Key: e.path()}
 }
 
 // Withdraw implements [store.Ticket].

@@ -234,6 +234,9 @@ func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 // goneLocked ends an entry that is no longer in the line, and delivers that.
 func (w *follower) goneLocked(e *entry, cause error) {
 	e.recordEnding(takenOut)
+	if e.number.mayExist() {
+		w.session.life.Start(e.removeClaim) // the client that removed the entry may have left it
+	}
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
 	w.dropEntryLocked(e)
 }

@@ -210,7 +210,13 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (broken st
 		if i < 0 {
 			return gone
 		}
-		removed, err := c.remove(ctx, join(s.paths.dir(name), cs[i].name))
+		dir, claim := s.paths.dir(name), ""
+		if l.Entries[i].Mode.Slots() > 0 {
+			if claim, err = c.claimOf(ctx, dir, cs[i].name); err != nil {
+				return err
+			}
+		}
+		removed, err := c.remove(ctx, join(dir, cs[i].name), claim)
 		if err == nil && !removed {
 			return gone
 		}
