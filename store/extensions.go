@@ -63,7 +63,7 @@ type Extensions struct {
 	NotifyContended func(f func())
 
 	// ClaimNumber gives the entry of a slot a number: one from 0 to n − 1, where n is the number of
-	// slots, that no other entry in the line has. It returns the number, and the order of the claim,
+	// slots within the operator's limit ([Capabilities.SetLimit]), that no other entry in the line has. It returns the number, and the order of the claim,
 	// which is larger than that of every earlier claim of the same number, and at least that of the
 	// entry. An entry that has a number keeps it: calling ClaimNumber again returns the same.
 	//

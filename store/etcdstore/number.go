@@ -72,7 +72,7 @@ func (e *entry) putClaim(ctx context.Context) (number int, order uint64, err err
 		}) {
 			return 0, 0, fmt.Errorf("%w: another client removed the entry", store.ErrGone)
 		}
-		number, ok := line.FreeNumber(taken(claims, inLine), e.req.Mode.Slots())
+		number, ok := line.FreeNumber(taken(claims, inLine), e.req.Mode.Within(limitIn(s.keys, name, resp)).Slots())
 		if !ok {
 			return 0, 0, store.ErrNoNumber
 		}
@@ -85,6 +85,16 @@ func (e *entry) putClaim(ctx context.Context) (number int, order uint64, err err
 			return number, uint64(resp.Header.Revision), nil
 		}
 	}
+}
+
+// limitIn returns the limit in a read of a line's claims.
+func limitIn(k keys, name string, resp *clientv3.TxnResponse) int {
+	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
+		if string(kv.Key) == k.limit(name) {
+			return parseLimit([]*mvccpb.KeyValue{kv})
+		}
+	}
+	return 0
 }
 
 // claimValue is the value of the entry's claim.

@@ -77,7 +77,8 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true,
 		ReleaseAfter: true, OwnerUpdates: true, Contention: true, SlotNumbers: true, ClearMarks: s.clearMarks,
-		MinTTL: MinTTL, MaxTTL: MaxTTL,
+		SetLimit: s.setLimit,
+		MinTTL:   MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

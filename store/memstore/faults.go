@@ -22,6 +22,7 @@ const (
 	Read        Op = "read"         // read one or more lines
 	Break       Op = "break"        // break an entry of any session
 	ClearMarks  Op = "clear marks"  // delete markers
+	SetLimit    Op = "set limit"    // set the operator's limit of a line
 	Watch       Op = "watch"        // start a watch
 	Notify      Op = "notify"       // deliver an entry's standing, or a change to a watch; only Delay applies
 )

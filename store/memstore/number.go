@@ -21,7 +21,7 @@ func (e *entry) claimNumber(ctx context.Context) (number int, order uint64, err 
 			return e.goneErr()
 		}
 		if e.claim == nil {
-			free, ok := line.FreeNumber(s.numbersLocked(e.req.Name), e.req.Mode.Slots())
+			free, ok := line.FreeNumber(s.numbersLocked(e.req.Name), e.req.Mode.Within(s.limits[e.req.Name]).Slots())
 			if !ok {
 				return store.ErrNoNumber
 			}

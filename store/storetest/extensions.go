@@ -17,6 +17,9 @@ func extensions(s suite) {
 		if w.caps.SlotNumbers && !(w.caps.SharedModes && w.caps.Fencing) {
 			t.Error("the store has SlotNumbers but not SharedModes and Fencing")
 		}
+		if w.caps.SetLimit != nil && !w.caps.SharedModes {
+			t.Error("the store has SetLimit but not SharedModes")
+		}
 		name := w.name("lock")
 		held, other := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		withdrawn := w.openKept().hold(w.name("other"), line.Exclusive)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
@@ -279,6 +281,7 @@ func (h *numberHolders) hold(c *client, name string, mode line.Mode) error {
 	case order <= last:
 		return fmt.Errorf("a claim of number %d of %q has order %d after %d", number, name, order, last)
 	}
+	time.Sleep(rand.N(time.Millisecond))
 	h.mu.Lock()
 	h.holder[number] = nil
 	h.mu.Unlock()

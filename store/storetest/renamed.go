@@ -38,6 +38,11 @@ func (r *renamed) Capabilities() store.Capabilities {
 			return inner.ClearMarks(ctx, r.prefix+name, orders)
 		}
 	}
+	if inner.SetLimit != nil {
+		c.SetLimit = func(ctx context.Context, name string, limit int) error {
+			return inner.SetLimit(ctx, r.prefix+name, limit)
+		}
+	}
 	return c
 }
 

@@ -25,7 +25,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), numberBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), numberBugs(), limitBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -41,6 +41,7 @@ type wholeStore struct {
 	watch        func(ctx context.Context, prefix string, changed func()) error
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
 	clearMarks   func(ctx context.Context, name string, orders []uint64) error
+	setLimit     func(ctx context.Context, name string, limit int) error
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -50,6 +51,9 @@ func (s wholeStore) Capabilities() store.Capabilities {
 	}
 	if s.clearMarks != nil {
 		c.ClearMarks = s.clearMarks
+	}
+	if s.setLimit != nil {
+		c.SetLimit = s.setLimit
 	}
 	return c
 }
