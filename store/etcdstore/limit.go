@@ -109,11 +109,13 @@ func (w *lineWatch) watchLimit(ctx context.Context) error {
 	ticker := time.NewTicker(s.times.resyncInterval)
 	defer ticker.Stop()
 	for {
-		limit, at, err := s.readLimit(ctx, w.name)
-		if err != nil {
-			return err
+		if w.ahead() > 0 {
+			limit, at, err := s.readLimit(ctx, w.name)
+			if err != nil {
+				return err
+			}
+			w.setLimit(limit, at)
 		}
-		w.setLimit(limit, at)
 		select {
 		case resp, ok := <-events:
 			if !ok || resp.Err() != nil {

@@ -108,19 +108,23 @@ func (e *entry) enter(ctx context.Context) error {
 		return err
 	}
 	ahead, err := e.entriesAhead(ctx, children)
+	limit := 0
+	if err == nil {
+		limit, err = e.readLimit(ctx)
+	}
 	switch {
 	case err != nil:
 	case e.otherKind(ahead):
 		// This entry must not delay those of the line's kind.
 		e.undo(ctx)
 		return e.kindErr(ctx, ahead[0])
-	case e.req.Try && !line.Admits(e.req.Mode, modes(ahead)):
+	case e.req.Try && !line.Admits(e.req.Mode.Within(limit), modes(ahead)):
 		// The line was free in the first listing, and another client was faster. This entry must
 		// not delay it.
 		e.undo(ctx)
 		_, held := e.heldBy(ctx, ahead)
 		return held
-	case !e.line.markStanding(e, ahead):
+	case !e.line.markStanding(e, ahead, limit):
 		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
@@ -146,7 +150,11 @@ func (e *entry) checkFree(ctx context.Context) error {
 	for n := 0; ; n++ {
 		exact := n > 0 // a server that lags may show an entry that has left
 		cs, err := e.session.list(ctx, e.line.dir, exact)
-		if err != nil || line.Admits(e.req.Mode, modes(cs)) {
+		if err != nil {
+			return err
+		}
+		limit, err := e.readLimit(ctx)
+		if err != nil || line.Admits(e.req.Mode.Within(limit), modes(cs)) {
 			return err
 		}
 		if !exact {
@@ -255,7 +263,7 @@ func (e *entry) createNode(ctx context.Context) (children []string, err error) {
 				return c.children, nil
 			}
 		case errors.Is(c.err, zk.ErrNoNode):
-			err = e.session.makeDir(ctx, e.line.dir)
+			err = e.session.store.makeDir(ctx, e.session.client, e.line.dir)
 		case refused(c.err):
 			e.releaseBytes()
 			return nil, c.err
@@ -411,20 +419,20 @@ func (e *entry) unseenErr(c contender) error {
 
 // makeDir creates a directory and its parents. They are containers: ZooKeeper deletes them when
 // they have been empty for a while, and the numbers in the next one start at zero.
-func (se *session) makeDir(ctx context.Context, dir string) error {
-	_, err := attempt(ctx, se.client, func(int) (string, error) {
+func (s *Store) makeDir(ctx context.Context, c *client, dir string) error {
+	_, err := attempt(ctx, c, func(int) (string, error) {
 		// Not CreateContainer, which has a data race when the session is closed. See serverConn.
-		return se.client.Create(dir, nil, zk.FlagContainer, se.store.acl)
+		return c.Create(dir, nil, zk.FlagContainer, s.acl)
 	})
 	switch {
 	case errors.Is(err, zk.ErrNodeExists):
 		return nil
 	case errors.Is(err, zk.ErrNoNode) && strings.Count(dir, "/") > 1:
 		above, _ := split(dir)
-		if err := se.makeDir(ctx, above); err != nil {
+		if err := s.makeDir(ctx, c, above); err != nil {
 			return err
 		}
-		return se.makeDir(ctx, dir)
+		return s.makeDir(ctx, c, dir)
 	}
 	return err
 }

@@ -84,7 +84,11 @@ func (e *entry) claim(ctx context.Context) (numbering, error) {
 		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return numbering{}, err
 		}
-		free, ok := line.FreeNumber(parseNumbers(claims), e.req.Mode.Slots())
+		limit, err := e.readLimit(ctx)
+		if err != nil {
+			return numbering{}, err
+		}
+		free, ok := line.FreeNumber(parseNumbers(claims), e.req.Mode.Within(limit).Slots())
 		switch {
 		case ok:
 			if err := e.tryClaim(ctx, free); err != nil {
@@ -124,7 +128,7 @@ func (e *entry) tryClaim(ctx context.Context, number int) error {
 	case errors.Is(err, zk.ErrNoNode) && refusedAt == 0:
 		return e.line.evicted()
 	case errors.Is(err, zk.ErrNoNode):
-		return e.session.makeDir(ctx, claimsDir(e.line.dir))
+		return e.session.store.makeDir(ctx, e.session.client, claimsDir(e.line.dir))
 	case ctx.Err() != nil, refused(err):
 		return err
 	default: // the connection was lost

@@ -140,6 +140,11 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 	reading.Wait()
 
 	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
+	if slices.Contains(children, limitNode) {
+		if l.Limit, _, err = c.limitAt(ctx, join(dir, limitNode)); err != nil {
+			return store.Line{}, nil, err
+		}
+	}
 	there := make([]contender, 0, len(cs))
 	for i, e := range entries {
 		switch {
@@ -148,7 +153,8 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 		case errs[i] != nil:
 			return store.Line{}, nil, errs[i]
 		}
-		e.Admitted = line.Admits(e.Mode, modes(there))
+		// The limit may have been lowered after the entry was admitted.
+		e.Admitted = line.Admits(e.Mode.Within(l.Limit), modes(there)) || l.Limit > 0 && !e.Owner.Obtained.IsZero()
 		l.Entries, there = append(l.Entries, e), append(there, cs[i])
 		l.Remarks = append(l.Remarks, s.remarks(dir, cs[i], e)...)
 	}
