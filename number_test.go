@@ -240,6 +240,6 @@ type withoutNumbers struct{ store.Store }
 
 func (s withoutNumbers) Capabilities() store.Capabilities {
 	c := s.Store.Capabilities()
-	c.SlotNumbers = false
+	c.SlotNumbers, c.SetLimit = false, nil
 	return c
 }
