@@ -3,6 +3,8 @@ package redisstore_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/redis/rueidis"
@@ -120,5 +122,26 @@ func TestSetLimit_replyLost(t *testing.T) {
 	}
 	if l, err := st.Line(t.Context(), name); err != nil || l.Limit != 4 {
 		t.Errorf("limit: got %d, %v, want 4", l.Limit, err)
+	}
+}
+
+// The number leaves with the entry, also if others stay in the line.
+// Promise: P5
+func TestClaimNumber_removedWithEntry(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	st := storeAt(t, server.Addr())
+	s, stays := holdSlot(t, open(t, st, longTTL), name, 2), holdSlot(t, open(t, st, longTTL), name, 2)
+	s.claim(t)
+	stays.claim(t)
+	s.leave(t)
+	cli := connect(t, server.Addr())
+	fields, err := cli.Do(t.Context(), cli.B().Hkeys().Key("{"+name+"}//e").Build()).AsStrSlice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(slices.DeleteFunc(fields, func(f string) bool { return !strings.HasPrefix(f, "number ") })); n != 1 {
+		t.Errorf("numbers in the store: got %d, want 1", n)
 	}
 }
