@@ -317,9 +317,8 @@ func TestPlace_clientCloses(t *testing.T) {
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case <-p.Ready():
-		default:
+		synctest.Wait() // Close waits for the call, and the attempt's end is reported after that
+		if !closed(p.Ready()) {
 			t.Error("the place is not ready after Close")
 		}
 		expectLeft(t, p, stile.ErrClosed)

@@ -118,8 +118,11 @@ func TestEnqueue_refusalLost(t *testing.T) {
 		name := newName(t)
 		holder := hold(t, a, name)
 		interceptor.next("join", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			left := make(chan struct{})
+			interceptor.hold("join", left) // on a busy machine the store may repeat the request before
 			send(ctx)
 			holder.leave(t)
+			close(left)
 			return failRequest(ctx, send)
 		})
 		s := join(t, b, name, line.Slot(2))
