@@ -66,8 +66,9 @@ func (e *entry) claimNumber(ctx context.Context) (number int, order uint64, err 
 	return n.number, n.order, nil
 }
 
-// claim repeats attempts until the entry has a number, or cannot get one. After an attempt whose
-// outcome is unknown it looks for the claim first, so an entry has at most one.
+// claim repeats attempts until the entry has a number, or cannot get one. After each attempt it looks for
+// the claim, so an entry has at most one. The reads are up to date: a server that lags would show too
+// many free numbers, or a limit that was lowered since.
 func (e *entry) claim(ctx context.Context) (numbering, error) {
 	select {
 	case e.number.turn <- struct{}{}:
@@ -76,11 +77,11 @@ func (e *entry) claim(ctx context.Context) (numbering, error) {
 		return numbering{}, context.Cause(ctx)
 	}
 	se, dir := e.session, claimsDir(e.line.dir)
-	for exact := e.number.mayExist(); ; {
-		if n, err := e.ownClaim(ctx, exact); n.ok || err != nil {
+	for {
+		if n, err := e.ownClaim(ctx); n.ok || err != nil {
 			return n, err
 		}
-		claims, err := se.children(ctx, dir, exact)
+		claims, err := se.children(ctx, dir, true)
 		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return numbering{}, err
 		}
@@ -89,22 +90,20 @@ func (e *entry) claim(ctx context.Context) (numbering, error) {
 			return numbering{}, err
 		}
 		free, ok := line.FreeNumber(parseNumbers(claims), e.req.Mode.Within(limit).Slots())
-		switch {
-		case ok:
+		if ok {
 			if err := e.tryClaim(ctx, free); err != nil {
 				return numbering{}, err
 			}
-		case exact:
-			stale, err := e.haveStale(ctx, claims)
-			if err != nil {
-				return numbering{}, err
-			}
-			if !stale {
-				return numbering{}, store.ErrNoNumber
-			}
-			attempts.Sleep(ctx, firstPause) // its owner is about to delete it, or its session to end
+			continue
 		}
-		exact = true // a server that lags may have shown an old state
+		stale, err := e.haveStale(ctx, claims)
+		switch {
+		case err != nil:
+			return numbering{}, err
+		case !stale:
+			return numbering{}, store.ErrNoNumber
+		}
+		attempts.Sleep(ctx, firstPause) // its owner is about to delete it, or its session to end
 	}
 }
 
@@ -166,8 +165,8 @@ type numbering struct {
 	ok     bool // the entry has a number
 }
 
-// ownClaim looks for the claim that an attempt may have made, on an up-to-date server if exact is set.
-func (e *entry) ownClaim(ctx context.Context, exact bool) (numbering, error) {
+// ownClaim looks for the claim that an attempt may have made.
+func (e *entry) ownClaim(ctx context.Context) (numbering, error) {
 	if !e.number.mayExist() {
 		return numbering{}, nil
 	}
@@ -179,7 +178,7 @@ func (e *entry) ownClaim(ctx context.Context, exact bool) (numbering, error) {
 		if path == nil {
 			return numbering{}, nil
 		}
-		stat, err := e.readClaim(*path, exact)
+		stat, err := e.readClaim(*path)
 		if err != nil {
 			return numbering{}, err
 		}
@@ -196,17 +195,15 @@ func (e *entry) ownClaim(ctx context.Context, exact bool) (numbering, error) {
 }
 
 // readClaim returns the metadata of a claim; nil if it does not exist or is another entry's.
-func (e *entry) readClaim(path string, exact bool) (*zk.Stat, error) {
+func (e *entry) readClaim(path string) (*zk.Stat, error) {
 	se := e.session
 	connection := se.connection.Load()
-	if exact {
-		if _, err := se.client.Sync(path); err != nil {
-			return nil, err
-		}
+	if _, err := se.client.Sync(path); err != nil { // a server that lags may not have the claim yet
+		return nil, err
 	}
 	data, stat, err := se.client.Get(path)
 	switch {
-	case exact && se.connection.Load() != connection:
+	case se.connection.Load() != connection:
 		return nil, errMoved
 	case errors.Is(err, zk.ErrNoNode), err == nil && string(data) != e.node.name:
 		return nil, nil
@@ -253,7 +250,7 @@ func (e *entry) removeClaim() {
 		return // the servers delete it with the session
 	}
 	attempts.UntilDone(life, maxPause, func() error {
-		n, err := e.ownClaim(life, true)
+		n, err := e.ownClaim(life)
 		if !n.ok || err != nil {
 			return err
 		}
