@@ -108,8 +108,8 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 // have no limit; a name may have one before it is used as a semaphore.
 //
 // Clients on etcd and ZooKeeper follow the limit themselves, and may admit by the old one for a moment.
-// There are never more holders than the largest limit allows that applied since the first of them was
-// admitted.
+// There are never more holders than the largest limit allows that applied since the last of them joined
+// the line.
 //
 // Resize returns an error if slots is negative or more than [MaxSlots]. The error matches [ErrBadName] if
 // the name is invalid, and [ErrUnsupported] if the store has no such limits. After any other error either

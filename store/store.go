@@ -289,8 +289,8 @@ type Capabilities struct {
 	// than the smaller of its own n and the limit are ahead; see [line.Mode.Within]. If the limit is
 	// raised or removed, the entries that may now be admitted are. If it is lowered, no entry is
 	// removed, and those that were admitted stay admitted. A store whose clients decide about
-	// admission may admit by the old limit until they have received the new one. So there are never
-	// more holders than the largest limit allows that applied since the first of them was admitted.
+	// admission may admit by the old limit until they have received the new one, but only by a limit
+	// that has applied since the entry joined the line.
 	//
 	// After a failure either limit may apply, and an unanswered request may still take effect, but not
 	// after a later call has succeeded. SetLimit is nil if the store has no such limits; otherwise it
