@@ -108,8 +108,8 @@ func (w *lineWatch) watchLimit(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(s.times.resyncInterval)
 	defer ticker.Stop()
-	for {
-		if w.ahead() > 0 {
+	for read := true; ; {
+		if read {
 			limit, at, err := s.readLimit(ctx, w.name)
 			if err != nil {
 				return err
@@ -121,7 +121,9 @@ func (w *lineWatch) watchLimit(ctx context.Context) error {
 			if !ok || resp.Err() != nil {
 				return resp.Err()
 			}
+			read = true // also if nothing waits: an entry that is being inserted may have read the old limit
 		case <-ticker.C:
+			read = w.ahead() > 0
 		case <-ctx.Done():
 			return ctx.Err()
 		}
