@@ -35,6 +35,9 @@ func TestResize_limitsAndWakes(t *testing.T) {
 		for _, h := range []*stile.Hold{h1, h2, h3} {
 			expectHeld(t, h)
 		}
+		if l, err := operator.Line(t.Context(), "a"); err != nil || len(l.Holders) != 3 || len(l.Waiters) != 1 {
+			t.Errorf("Line after the limit was lowered: got %+v, %v, want 3 holders and a waiter", l, err)
+		}
 		release(t, h1)
 		release(t, h2)
 		w4.expectWaiting()

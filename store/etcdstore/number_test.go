@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -231,6 +232,26 @@ func TestSetLimit_lateAttemptIsVoid(t *testing.T) {
 	late.deliver(t)
 	if l, err := direct.Line(t.Context(), name); err != nil || l.Limit != 0 {
 		t.Errorf("limit after the late attempt: got %d, %v, want 0", l.Limit, err)
+	}
+}
+
+// A holder is shown as one also if the limit was lowered, once it has published when it obtained the
+// lock.
+func TestLine_holderBeyondLoweredLimit(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	st := newStore(t, server(t).Client(t), "")
+	holdSlot(t, openSession(t, st), name, 3)
+	second := holdSlot(t, openSession(t, st), name, 3)
+	now := time.Now()
+	if err := second.Extensions().SetOwner(t.Context(), store.Owner{Host: "test", Since: now, Obtained: now}); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Capabilities().SetLimit(t.Context(), name, 1); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := st.Line(t.Context(), name); err != nil || len(l.Entries) != 2 || !l.Entries[1].Admitted {
+		t.Errorf("line: got %+v, %v, want two holders", l, err)
 	}
 }
 
