@@ -290,7 +290,7 @@ func (e *entry) leaveOperation() operation {
 
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended}
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended, ClaimNumber: e.claimNumber}
 }
 
 // Withdraw implements [store.Ticket].

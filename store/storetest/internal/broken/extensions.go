@@ -19,6 +19,7 @@ func extensionBugs() []Bug {
 		{"Mark", func(c *store.Capabilities) { c.ClearMarks = nil }, func(e *store.Extensions) { e.Mark = nil }},
 		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
+		{"ClaimNumber", func(c *store.Capabilities) { c.SlotNumbers = false }, func(e *store.Extensions) { e.ClaimNumber = nil }},
 	} {
 		bugs = append(bugs, Bug{
 			Name:   "does not report the capability for " + ability.what,
