@@ -62,6 +62,8 @@ func TestRecipes_tableOfStores(t *testing.T) {
 		{"fencing tokens", func(c store.Capabilities) bool { return c.Fencing }},
 		{"`Contended`", func(c store.Capabilities) bool { return c.Contention }},
 		{"`Yield` in one step", func(c store.Capabilities) bool { return c.Requeue }},
+		{"`Numbered`", func(c store.Capabilities) bool { return c.SlotNumbers }},
+		{"`Resize`", func(c store.Capabilities) bool { return c.SetLimit != nil }},
 		{"`ReleaseAfter`", func(c store.Capabilities) bool { return c.ReleaseAfter }},
 		{"`LockDelay`", func(c store.Capabilities) bool { return c.ClearMarks != nil }},
 	}

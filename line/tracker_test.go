@@ -126,7 +126,7 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 		check := func(after string) {
 			line := h.at[known]
 			own := slices.Index(line, me)
-			if got, want := p.Admitted(), Admitted(line)[own]; got != want {
+			if got, want := p.Admitted(), Admitted(line, 0)[own]; got != want {
 				fail("%s, known to %d: Admitted: got %v, want %v in %v", after, known, got, want, line)
 			}
 			var ahead []Mode

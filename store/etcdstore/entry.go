@@ -46,6 +46,8 @@ type entry struct {
 	modified atomic.Int64
 	// marked is set if the entry may have left a marker.
 	marked atomic.Bool
+	// claimKey is the key of the entry's slot number, if it may have one.
+	claimKey atomic.Pointer[string]
 
 	// The fields below are guarded by the line's mutex.
 	current        value // the value as last set
@@ -160,6 +162,9 @@ type insertion struct {
 	order  uint64
 	others []contender // the entries in the line at that revision; only some if there were many
 	many   int         // if not zero, there were many: at most so many are ahead
+
+	limit   int   // the operator's limit of slots; zero if there is none
+	limitAt int64 // the revision at which it was read
 }
 
 // ahead returns the known entries ahead of e, in order.
@@ -184,7 +189,9 @@ func (a insertion) blocking(e *entry) int {
 		return a.many
 	}
 	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
-	return line.NewTracker(me, entries(a.others)).Blocking()
+	tracker := line.NewTracker(me, entries(a.others))
+	tracker.SetLimit(a.limit)
+	return tracker.Blocking()
 }
 
 // heldBy is the error of a try that other entries block. It names the first entry ahead that alone
@@ -237,7 +244,7 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 // others would have to wait for it until it is withdrawn.
 //
 //	ifEmpty:   if the line has no key       put the entry
-//	otherwise: if the entry is not there    put the entry, and read the line
+//	otherwise: if the entry is not there    put the entry, and read the line; for a slot, the limit too
 //	           else                         read the entry and the epoch key
 //
 // Neither puts the entry if the epoch key has changed.
@@ -253,11 +260,21 @@ func (e *entry) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnRespo
 		return txn.If(sameEpoch, empty).Then(put).Commit()
 	}
 	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
-	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
 	return txn.If(sameEpoch, absent).
-		Then(put, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin())))).
+		Then(append([]clientv3.Op{put}, e.readsAtJoin()...)...).
 		Else(clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())).
 		Commit()
+}
+
+// readsAtJoin returns the reads of the line and, for a slot, of the limit.
+func (e *entry) readsAtJoin() []clientv3.Op {
+	from, end := e.session.store.keys.entries(e.req.Name)
+	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
+	reads := []clientv3.Op{clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin())))}
+	if e.req.Mode.Slots() > 0 {
+		reads = append(reads, clientv3.OpGet(e.session.store.keys.limit(e.req.Name)))
+	}
+	return reads
 }
 
 // readAtJoin returns how many entries of the line are read when the entry joins; zero for all.
@@ -276,7 +293,7 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 	case resp.Succeeded && ifEmpty:
 		return insertion{order: uint64(resp.Header.Revision)}, true, nil
 	case resp.Succeeded:
-		a, err := e.inserted(ctx, uint64(resp.Header.Revision), results[1].GetResponseRange())
+		a, err := e.inserted(ctx, uint64(resp.Header.Revision), results[1:])
 		return a, true, err
 	case ifEmpty:
 		return e.tryNonEmpty(ctx)
@@ -300,11 +317,15 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 	return insertion{}, false, err
 }
 
-// inserted completes the result for an entry that was inserted at a revision, with the read of the line
-// from the same transaction.
-func (e *entry) inserted(ctx context.Context, order uint64, read *pb.RangeResponse) (insertion, error) {
+// inserted completes the result for an entry that was inserted at a revision, with the reads of
+// [entry.readsAtJoin] from the same transaction.
+func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.ResponseOp) (insertion, error) {
+	read := reads[0].GetResponseRange()
 	others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
 	a := insertion{order: order, others: others}
+	if len(reads) > 1 {
+		a.limit, a.limitAt = parseLimit(reads[1].GetResponseRange().Kvs), int64(order)
+	}
 	if !read.More {
 		return a, nil
 	}
@@ -326,6 +347,9 @@ func (e *entry) inserted(ctx context.Context, order uint64, read *pb.RangeRespon
 func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, bool, error) {
 	read, err := e.session.store.readAhead(ctx, e.req.Name, order, e.readAtJoin())
 	a, there := e.find(read.entries)
+	if err == nil {
+		err = e.readLimit(ctx, &a)
+	}
 	if !read.complete {
 		a.many = read.keys - 1
 	}
@@ -348,7 +372,11 @@ func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
 	if err != nil {
 		return insertion{}, false, err
 	}
-	switch a, there := e.find(others); {
+	a, there := e.find(others)
+	if err := e.readLimit(ctx, &a); err != nil {
+		return insertion{}, false, err
+	}
+	switch {
 	case there:
 		return a, true, nil
 	case a.otherKind(e) != nil:
@@ -358,6 +386,14 @@ func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
 	default:
 		return insertion{}, false, nil // the next attempt inserts it and reads whether it is admitted
 	}
+}
+
+// readLimit reads the operator's limit, if it concerns the entry.
+func (e *entry) readLimit(ctx context.Context, a *insertion) (err error) {
+	if e.req.Mode.Slots() > 0 {
+		a.limit, a.limitAt, err = e.session.store.readLimit(ctx, e.req.Name)
+	}
+	return err
 }
 
 // abortEnqueue deletes the entry, if it was inserted, and writes the epoch key, so that no attempt
@@ -404,7 +440,7 @@ func (e *entry) abortEnqueue() {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
-		Requeue: e.requeue, Key: e.key,
+		Requeue: e.requeue, ClaimNumber: e.claimNumber, Key: e.key,
 	}
 }
 
@@ -462,7 +498,7 @@ func (e *entry) goneErr(op string) error {
 
 // deleteKey is the request of Withdraw.
 func (e *entry) deleteKey(ctx context.Context) (there bool, err error) {
-	r, err := e.session.remove(ctx, e.key, int64(e.order), e.deleteMarkerOps()...)
+	r, err := e.session.remove(ctx, e.key, int64(e.order), append(e.deleteMarkerOps(), e.onClaim(deleteOp)...)...)
 	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.gone.Store(true)

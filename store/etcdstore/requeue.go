@@ -67,18 +67,18 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 // answered. An attempt that is carried out late does nothing, because the old key never exists again
 // with that create revision.
 //
-//	if the old key is there   delete it and its marker, put the new key, and read the line
+//	if the old key is there   delete it, its marker and its claim, put the new key, and read the line
 //	else                      read the new key
 //
 // If neither key is there, the error matches [store.ErrGone], or [store.ErrNotKnown] if an earlier
 // attempt may have put the new key, and another client may have deleted it since.
 func (e *entry) replaceBy(ctx context.Context, next *entry) (insertion, error) {
 	se, s := e.session, e.session.store
-	from, end := s.keys.entries(e.req.Name)
-	then := append(e.deleteMarkerOps(),
+	then := append(append(e.deleteMarkerOps(), e.onClaim(deleteOp)...),
 		clientv3.OpDelete(e.key),
-		clientv3.OpPut(next.key, next.value, clientv3.WithLease(se.lease)),
-		clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(next.readAtJoin()))))
+		clientv3.OpPut(next.key, next.value, clientv3.WithLease(se.lease)))
+	changes := len(then)
+	then = append(then, next.readsAtJoin()...)
 	before := se.seenRevision.Load()
 	var resp *clientv3.TxnResponse
 	err := s.attempt(ctx, func(ctx context.Context) (err error) {
@@ -98,13 +98,12 @@ func (e *entry) replaceBy(ctx context.Context, next *entry) (insertion, error) {
 	if err != nil {
 		return insertion{}, err
 	}
-	last := resp.Responses[len(resp.Responses)-1].GetResponseRange()
 	if resp.Succeeded {
 		e.unanswered.Store(false)
-		return next.inserted(ctx, uint64(resp.Header.Revision), last)
+		return next.inserted(ctx, uint64(resp.Header.Revision), resp.Responses[changes:])
 	}
-	if len(last.Kvs) > 0 {
-		result, there, err := next.alreadyInserted(ctx, uint64(last.Kvs[0].CreateRevision))
+	if mine := resp.Responses[0].GetResponseRange().Kvs; len(mine) > 0 {
+		result, there, err := next.alreadyInserted(ctx, uint64(mine[0].CreateRevision))
 		if err != nil || there {
 			e.unanswered.Store(false)
 			return result, err

@@ -314,6 +314,7 @@ func (e *entry) leaveOperation() operation {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended, Requeue: e.requeue,
+		ClaimNumber: e.claimNumber,
 	}
 }
 

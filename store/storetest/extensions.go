@@ -14,6 +14,12 @@ func extensions(s suite) {
 		if w.caps.ClearMarks != nil && !w.caps.Fencing {
 			t.Error("the store has ClearMarks but not Fencing; markers are identified by orders")
 		}
+		if w.caps.SlotNumbers && !(w.caps.SharedModes && w.caps.Fencing) {
+			t.Error("the store has SlotNumbers but not SharedModes and Fencing")
+		}
+		if w.caps.SetLimit != nil && !w.caps.SharedModes {
+			t.Error("the store has SetLimit but not SharedModes")
+		}
 		name := w.name("lock")
 		held, other := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		withdrawn := w.openKept().hold(w.name("other"), line.Exclusive)
@@ -41,6 +47,7 @@ func checkExtensions(t *testing.T, caps store.Capabilities, e store.Extensions) 
 		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
 		{"Requeue", "Requeue", e.Requeue != nil, caps.Requeue},
+		{"ClaimNumber", "SlotNumbers", e.ClaimNumber != nil, caps.SlotNumbers},
 	} {
 		if f.set != f.want {
 			t.Errorf("tickets have %s: %v; the store has the capability %s: %v; want the same", f.function, f.set, f.capability, f.want)

@@ -30,11 +30,17 @@ func (r *renamed) Capabilities() store.Capabilities {
 	c := store.Capabilities{
 		Kind: inner.Kind, Fair: inner.Fair, SharedModes: inner.SharedModes, Fencing: inner.Fencing,
 		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Contention: inner.Contention, Requeue: inner.Requeue,
-		MinTTL: inner.MinTTL, MaxTTL: inner.MaxTTL,
+		SlotNumbers: inner.SlotNumbers,
+		MinTTL:      inner.MinTTL, MaxTTL: inner.MaxTTL,
 	}
 	if inner.ClearMarks != nil {
 		c.ClearMarks = func(ctx context.Context, name string, orders []uint64) error {
 			return inner.ClearMarks(ctx, r.prefix+name, orders)
+		}
+	}
+	if inner.SetLimit != nil {
+		c.SetLimit = func(ctx context.Context, name string, limit int) error {
+			return inner.SetLimit(ctx, r.prefix+name, limit)
 		}
 	}
 	return c

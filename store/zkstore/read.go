@@ -76,11 +76,17 @@ type listing struct {
 	contenders []contender
 	entries    []store.Entry
 	errs       []error
+	limited    bool // there is a limit
+	limit      int
+	limitErr   error
 }
 
 func newListing(name string, children []string) *listing {
 	cs := contenders(children)
-	return &listing{name: name, contenders: cs, entries: make([]store.Entry, len(cs)), errs: make([]error, len(cs))}
+	return &listing{
+		name: name, contenders: cs, entries: make([]store.Entry, len(cs)), errs: make([]error, len(cs)),
+		limited: slices.Contains(children, limitNode),
+	}
 }
 
 // list returns the lines whose names begin with prefix, without what their nodes contain.
@@ -166,25 +172,38 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 	return line, there, nil
 }
 
-// readEntries reads the nodes of listed lines. A node that has left meanwhile has [zk.ErrNoNode].
+// readEntries reads the nodes of listed lines, and their limits. A node that has left meanwhile has
+// [zk.ErrNoNode].
 func (s *Store) readEntries(ctx context.Context, c *client, listings []*listing, answered func()) error {
 	type node struct {
 		of *listing
 		i  int
 	}
+	const limit = -1
 	var nodes []node
 	for _, l := range listings {
+		if l.limited {
+			nodes = append(nodes, node{l, limit})
+		}
 		for i := range l.contenders {
 			nodes = append(nodes, node{l, i})
 		}
 	}
 	inParallel(len(nodes), func(i int) {
 		l, n := nodes[i].of, nodes[i].i
-		l.entries[n], l.errs[n] = readEntry(ctx, c, s.paths.dir(l.name), l.contenders[n])
+		if dir := s.paths.dir(l.name); n == limit {
+			l.limit, _, l.limitErr = c.limitAt(ctx, join(dir, limitNode))
+		} else {
+			l.entries[n], l.errs[n] = readEntry(ctx, c, dir, l.contenders[n])
+		}
 		answered()
 	})
 	for _, n := range nodes {
-		if err := n.of.errs[n.i]; err != nil && !errors.Is(err, zk.ErrNoNode) {
+		err := n.of.limitErr
+		if n.i != limit {
+			err = n.of.errs[n.i]
+		}
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return err
 		}
 	}
@@ -194,14 +213,15 @@ func (s *Store) readEntries(ctx context.Context, c *client, listings []*listing,
 // lineOf returns the line of a listing whose entries have been read, and the contenders that are still
 // there.
 func (s *Store) lineOf(listed *listing) (store.Line, []contender) {
-	l := store.Line{Name: listed.name, Entries: make([]store.Entry, 0, len(listed.entries))}
+	l := store.Line{Name: listed.name, Entries: make([]store.Entry, 0, len(listed.entries)), Limit: listed.limit}
 	there := make([]contender, 0, len(listed.entries))
 	for i, e := range listed.entries {
 		if listed.errs[i] != nil {
 			continue // it has left
 		}
 		c := listed.contenders[i]
-		e.Admitted = line.Admits(e.Mode, modes(there))
+		// The limit may have been lowered after the entry was admitted.
+		e.Admitted = line.Admits(e.Mode.Within(l.Limit), modes(there)) || l.Limit > 0 && !e.Owner.Obtained.IsZero()
 		l.Entries, there = append(l.Entries, e), append(there, c)
 		l.Remarks = append(l.Remarks, s.remarks(s.paths.dir(listed.name), c, e)...)
 	}
@@ -263,7 +283,13 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (broken st
 		if i < 0 {
 			return gone
 		}
-		removed, err := c.remove(ctx, join(s.paths.dir(name), cs[i].name))
+		dir, claim := s.paths.dir(name), ""
+		if l.Entries[i].Mode.Slots() > 0 {
+			if claim, err = c.claimOf(ctx, dir, cs[i].name); err != nil {
+				return err
+			}
+		}
+		removed, err := c.remove(ctx, join(dir, cs[i].name), claim)
 		if err == nil && !removed {
 			return gone
 		}

@@ -26,7 +26,7 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 	}
 	next := &entry{
 		req:  store.Request{Name: e.req.Name, Mode: e.req.Mode, Owner: owner, Notify: notify},
-		guid: newGUID(), data: data, delivery: delivery.New(notify),
+		guid: newGUID(), data: data, delivery: delivery.New(notify), number: newClaimState(),
 	}
 	// The same session, even if its bytes are used up: one node replaces another of the same size.
 	err = se.join(next, next.sizeIn(e.line.dir, se.store.readWrite))
@@ -41,7 +41,11 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	if err = e.replaceBy(bounded, next); err == nil {
+	err = e.replaceBy(bounded, next)
+	if e.number.mayExist() {
+		se.life.Start(e.removeClaim) // another entry that claims the number waits for that
+	}
+	if err == nil {
 		if err = next.stand(bounded); err != nil {
 			next.undo(bounded)
 		}
@@ -141,10 +145,14 @@ func (e *entry) requestReplacement(next *entry) <-chan created {
 // stand reads the line after the entry's node was created, and delivers its standing.
 func (e *entry) stand(ctx context.Context) error {
 	ahead, err := e.entriesAhead(ctx, nil)
+	limit := 0
+	if err == nil {
+		limit, err = e.readLimit(ctx)
+	}
 	switch {
 	case errors.Is(err, store.ErrGone), errors.Is(err, zk.ErrNoNode):
 		return fmt.Errorf("%w: the new entry was removed at once", store.ErrNotKnown)
-	case err == nil && !e.line.markStanding(e, ahead):
+	case err == nil && !e.line.markStanding(e, ahead, limit):
 		return e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	return err

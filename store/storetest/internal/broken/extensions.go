@@ -20,6 +20,7 @@ func extensionBugs() []Bug {
 		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
 		{"Requeue", func(c *store.Capabilities) { c.Requeue = false }, func(e *store.Extensions) { e.Requeue = nil }},
+		{"ClaimNumber", func(c *store.Capabilities) { c.SlotNumbers = false }, func(e *store.Extensions) { e.ClaimNumber = nil }},
 	} {
 		bugs = append(bugs, Bug{
 			Name:   "does not report the capability for " + ability.what,
