@@ -9,9 +9,12 @@
 //	slot of n    admitted if there are fewer than n entries ahead, all of them slots;
 //	             if they disagree on n, the smallest n counts
 //
+// The mode of an entry can change once: an admitted exclusive entry can become shared, which is called
+// a downgrade. It keeps its order.
+//
 // Three properties follow, and are tested on random lines. The admitted entries of a line never
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
-// join behind it or leave.
+// join behind it, leave, or are downgraded.
 //
 // A line should have entries of one kind; see [SameKind]. But it may also have an entry of another
 // kind: one that is about to be refused, or that of a client that ignores kinds. So the rules decide
@@ -26,7 +29,7 @@ type Entry struct {
 	// the same order are sorted by ID; only a foreign client that enqueues two entries in one
 	// transaction makes such entries.
 	Order uint64
-	// Mode is the requested mode.
+	// Mode is the requested mode, or [Shared] after a downgrade.
 	Mode Mode
 }
 

@@ -16,6 +16,7 @@ const (
 	Enqueue    Op = "enqueue"     // join a line
 	Mark       Op = "mark"        // leave a marker for an entry, or read those of others
 	SetOwner   Op = "set owner"   // change the owner of an entry
+	Downgrade  Op = "downgrade"   // make an exclusive entry shared
 	Withdraw   Op = "withdraw"    // withdraw an entry, at once or after a time
 	Close      Op = "close"       // close a session
 	Read       Op = "read"        // read one or more lines

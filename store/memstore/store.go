@@ -49,7 +49,7 @@ const (
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
-		ReleaseAfter: true, OwnerUpdates: true, Contention: true, ClearMarks: s.clearMarks,
+		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, ClearMarks: s.clearMarks,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

@@ -14,6 +14,9 @@ func extensions(s suite) {
 		if w.caps.ClearMarks != nil && !w.caps.Fencing {
 			t.Error("the store has ClearMarks but not Fencing; markers are identified by orders")
 		}
+		if w.caps.Downgrades && !w.caps.SharedModes {
+			t.Error("the store has Downgrades but not SharedModes; a downgraded entry is shared")
+		}
 		name := w.name("lock")
 		held, other := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		withdrawn := w.openKept().hold(w.name("other"), line.Exclusive)
@@ -39,6 +42,7 @@ func checkExtensions(t *testing.T, caps store.Capabilities, e store.Extensions) 
 		{"WithdrawAfter", "ReleaseAfter", e.WithdrawAfter != nil, caps.ReleaseAfter},
 		{"Mark", "ClearMarks", e.Mark != nil, caps.ClearMarks != nil},
 		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
+		{"Downgrade", "Downgrades", e.Downgrade != nil, caps.Downgrades},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
 	} {
 		if f.set != f.want {

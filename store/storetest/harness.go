@@ -67,6 +67,7 @@ const (
 	ReleaseAfter  Ability = "entries that outlast their session (Capabilities.ReleaseAfter)"
 	Markers       Ability = "markers of unreleased entries (Capabilities.ClearMarks)"
 	OwnerUpdates  Ability = "changing the owner of an entry (Capabilities.OwnerUpdates)"
+	Downgrades    Ability = "making an exclusive entry shared (Capabilities.Downgrades)"
 	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
@@ -86,6 +87,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{ReleaseAfter, caps.ReleaseAfter},
 		{Markers, caps.ClearMarks != nil},
 		{OwnerUpdates, caps.OwnerUpdates},
+		{Downgrades, caps.Downgrades},
 		{Contention, caps.Contention},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
@@ -148,6 +150,7 @@ func Run(t *testing.T, h Harness) {
 		{"outlast", outlast, []Ability{ReleaseAfter}},
 		{"marker", marker, []Ability{Markers}},
 		{"owner", ownership, []Ability{OwnerUpdates}},
+		{"downgrade", downgrade, []Ability{Downgrades}},
 		{"life", life, nil},
 		{"notify", notify, nil},
 		{"break", breaking, []Ability{Fencing}},

@@ -29,8 +29,9 @@ func (r *renamed) Capabilities() store.Capabilities {
 	inner := r.inner.Capabilities()
 	c := store.Capabilities{
 		Kind: inner.Kind, Fair: inner.Fair, SharedModes: inner.SharedModes, Fencing: inner.Fencing,
-		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Contention: inner.Contention,
-		MinTTL: inner.MinTTL, MaxTTL: inner.MaxTTL,
+		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Downgrades: inner.Downgrades,
+		Contention: inner.Contention,
+		MinTTL:     inner.MinTTL, MaxTTL: inner.MaxTTL,
 	}
 	if inner.ClearMarks != nil {
 		c.ClearMarks = func(ctx context.Context, name string, orders []uint64) error {
