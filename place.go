@@ -16,7 +16,7 @@ import (
 // A ready place with a hold keeps the lock until the hold is released or the place is left.
 type Place struct {
 	queue *queue
-	mode  line.Mode
+	mode  line.Mode // changed only by a downgrade, under the queue's mutex, after the hold was delivered
 	try   bool
 
 	owner    Owner // as others see it, without the times

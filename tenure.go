@@ -18,7 +18,7 @@ import (
 // withdrawn.
 type tenure struct {
 	queue *queue
-	mode  line.Mode
+	mode  line.Mode // changed only by a downgrade, under the queue's mutex, after a hold was delivered
 
 	// Set by enter.
 	session *keeper.Session
@@ -35,6 +35,7 @@ type tenure struct {
 	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
+	downgraded   bool // the store has confirmed that the entry has become shared
 	order        uint64
 	isAdmitted   bool     // admitted is closed
 	users        int      // places that wait for the tenure or hold the lock with it
