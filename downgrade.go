@@ -9,8 +9,9 @@ import (
 )
 
 // Downgrade makes the hold of a writer that of a reader, without giving the lock up in between. The
-// entry keeps its position in the line. So the readers directly behind it get the lock too, and
-// no writer gets it before this hold is released. Use it to go on reading what was just written.
+// entry keeps its position in the line. So the readers directly behind it get the lock too, and no writer
+// gets it before this hold is released. Use it to go on reading what was just written. Readers of this
+// client that wait for the hold in the client enter the line when it is downgraded, at the end.
 //
 // On success the lock is shared, in the store too. [Hold.Mode] returns the shared mode from the call on,
 // whatever Downgrade returns, and the caller must not write any more. The token stays the same. A guard

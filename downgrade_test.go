@@ -30,7 +30,7 @@ func TestHold_downgradeAdmitsReadersNotWriters(t *testing.T) {
 	for what, clients := range map[string][5]string{
 		"several processes": {"ann", "bob", "cid", "dan", "eve"},
 		"one process":       {"ann", "ann", "ann", "ann", "ann"},
-		"four processes":    {"ann", "ann", "bob", "cid", "dan"},
+		"readers of one":    {"ann", "bob", "bob", "cid", "dan"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			scenario(t, func(t *testing.T, w *testEnv) {
