@@ -26,6 +26,8 @@ var (
 	// ErrNotKnown means that the lock is released, but that it is unknown whether it was held until
 	// then. See [Hold.Release].
 	ErrNotKnown = store.ErrNotKnown
+	// ErrNoNumber means that all slot numbers are taken. See [Semaphore.Numbered].
+	ErrNoNumber = store.ErrNoNumber
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = store.ErrUnsupported
 	// ErrReentrant means that the context comes from a hold of the same name and client that has not

@@ -13,6 +13,12 @@ func (c *Client) Locker(name string, mode line.Mode) Locker {
 	return Locker{locker{client: c, name: name, mode: mode}}
 }
 
+// Numbered is [Semaphore.Numbered] for a Locker.
+func (l Locker) Numbered() Locker {
+	l.l.numbered = true
+	return l
+}
+
 func (l Locker) Lock(ctx context.Context) (*Hold, error)    { return l.l.lock(ctx, false) }
 func (l Locker) TryLock(ctx context.Context) (*Hold, error) { return l.l.lock(ctx, true) }
 func (l Locker) Join(ctx context.Context) (*Place, error)   { return l.l.join(ctx) }

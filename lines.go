@@ -17,6 +17,9 @@ type Line struct {
 	Holders []Entry `json:"holders"`
 	// Waiters are the other entries, in order.
 	Waiters []Entry `json:"waiters"`
+	// Limit is the operator's limit of slots, set with [Client.Resize]; zero if there is none. A
+	// name without holders and waiters may have one.
+	Limit int `json:"limit,omitempty"`
 	// Remarks say what is wrong with the line and what to do about it.
 	Remarks []string `json:"remarks,omitempty"`
 }
@@ -93,8 +96,48 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 	return entryOf(e), nil
 }
 
+// Resize sets the operator's limit of the slots of a name: of the semaphore of that name at most slots
+// holds are admitted, however many slots its clients declare. A limit larger than the number that they
+// declare has no effect, because no program gets a slot, or a slot number, that it does not expect.
+// Declare as many slots as can ever be sensible, and limit them to what is sensible today. Zero removes
+// the limit.
+//
+// The limit is a record in the store: it applies to all clients, is kept until it is changed or removed,
+// and needs no holder. If it is raised, the waiters that now fit are admitted. If it is lowered, nobody
+// loses a hold: the next waiter is admitted when enough holders have left. Mutexes and read-write locks
+// have no limit; a name may have one before it is used as a semaphore.
+//
+// Clients on etcd and ZooKeeper follow the limit themselves, and may admit by the old one for a moment.
+// There are never more holders than the largest limit allows that applied since the last of them joined
+// the line.
+//
+// Resize returns an error if slots is negative or more than [MaxSlots]. The error matches [ErrBadName] if
+// the name is invalid, and [ErrUnsupported] if the store has no such limits. After any other error either
+// limit may apply; Resize may be called again.
+func (c *Client) Resize(ctx context.Context, name string, slots int) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	if err := store.CheckName(name); err != nil {
+		return fmt.Errorf("stile: %w", err)
+	}
+	err := error(nil)
+	switch {
+	case slots < 0 || slots > MaxSlots:
+		err = fmt.Errorf("%d slots: there must be between 1 and %d, or 0 for no limit", slots, MaxSlots)
+	case c.caps.SetLimit == nil:
+		err = fmt.Errorf("%w (%s)", ErrUnsupported, c.caps.Kind)
+	default:
+		err = c.caps.SetLimit(ctx, name, slots)
+	}
+	if err != nil {
+		return fmt.Errorf("stile: limit the slots of lock %q: %w", name, err)
+	}
+	return nil
+}
+
 func lineOf(l store.Line) Line {
-	out := Line{Name: l.Name, Holders: []Entry{}, Waiters: []Entry{}, Remarks: l.Remarks}
+	out := Line{Name: l.Name, Holders: []Entry{}, Waiters: []Entry{}, Limit: l.Limit, Remarks: l.Remarks}
 	for _, e := range l.Entries {
 		if e.Admitted {
 			out.Holders = append(out.Holders, entryOf(e))

@@ -18,6 +18,8 @@ type locker struct {
 	opts    LockOptions
 	value   string // what a candidate of an election publishes
 	invalid error  // if not nil, all attempts fail with it
+
+	numbered bool // holds get slot numbers
 }
 
 // with implements [Mutex.With].
@@ -109,6 +111,7 @@ func (c valuesContext) Value(key any) any {
 func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
 	p := &Place{
 		mode:     l.mode,
+		numbered: l.numbered,
 		try:      try,
 		owner:    l.owner(),
 		ownOwner: !l.opts.isZero() || l.value != "",

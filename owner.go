@@ -15,9 +15,12 @@ import (
 // in it.
 type Owner = store.Owner
 
-// MaxOwnerBytes is the maximum size of an owner in bytes of JSON, without its times and waits. The
-// owner is stored with every entry.
+// MaxOwnerBytes is the maximum size of an owner in bytes of JSON, without its times, waits, and the
+// locks that it is under. The owner is stored with every entry.
 const MaxOwnerBytes = 8 << 10
+
+// MaxUnder is the maximum number of locks in [Owner.Under].
+const MaxUnder = 16
 
 // DefaultOwner describes this process: host, process ID, user, and the program's name. It leaves
 // the arguments out, because they may be secret. What it cannot find out stays empty.
@@ -36,8 +39,16 @@ func checkOwner(o Owner) error {
 	if _, err := json.Marshal(o); err != nil {
 		return fmt.Errorf("the owner: %w", err)
 	}
-	// The times and waits do not count: those of an accepted owner are set later.
-	o.Since, o.Obtained, o.Waits = time.Time{}, time.Time{}, nil
+	if len(o.Under) > MaxUnder {
+		return fmt.Errorf("the owner: it is under %d locks, maximum is %d", len(o.Under), MaxUnder)
+	}
+	for _, held := range o.Under {
+		if err := store.CheckName(held.Name); err != nil {
+			return fmt.Errorf("the owner: a lock that it is under: %w", err)
+		}
+	}
+	// The times and waits of an accepted owner are set later. The names of locks may be long.
+	o.Since, o.Obtained, o.Waits, o.Under = time.Time{}, time.Time{}, nil, nil
 	if b, _ := json.Marshal(o); len(b) > MaxOwnerBytes {
 		return fmt.Errorf("the owner: %d bytes of JSON, maximum is %d: shorten its labels, reason or value", len(b), MaxOwnerBytes)
 	}

@@ -15,9 +15,10 @@ import (
 //
 // A ready place with a hold keeps the lock until the hold is released or the place is left.
 type Place struct {
-	queue *queue
-	mode  line.Mode // changed only by a downgrade, under the queue's mutex, after the hold was delivered
-	try   bool
+	queue    *queue
+	mode     line.Mode // changed only by a downgrade, under the queue's mutex, after the hold was delivered
+	numbered bool      // its hold gets a slot number
+	try      bool
 
 	owner    Owner // as others see it, without the times
 	ownOwner bool  // owner is not the client's, so the place needs an entry of its own in shared mode too
@@ -173,6 +174,7 @@ func (p *Place) use(ctx context.Context) (*tenure, error) {
 		}
 	}
 	t := newTenure(p.queue, p.mode, p.owner)
+	t.numbered = p.numbered
 	p.queue.mu.Lock()
 	p.tenure = t
 	p.queue.mu.Unlock()

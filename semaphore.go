@@ -41,6 +41,26 @@ func (c *Client) Semaphore(name string, slots int) *Semaphore {
 	return &Semaphore{l}
 }
 
+// Numbered returns the same semaphore, whose holds get slot numbers: [Hold.Slot] returns one from 0 to
+// slots − 1 that no other numbered hold of the name has at that time. Use it if each slot stands for
+// something of its own: a GPU, a port, a license.
+//
+// A number is claimed in the store when the lock is obtained, which is at least one more request for
+// each hold, and more if several holders claim numbers at the same time. If the claim fails, the locking
+// method returns an error and the slot is free again; the error matches [ErrNoNumber] if all numbers
+// are taken.
+//
+// Holds of the same name that are not numbered take slots but no numbers. If the store has no slot
+// numbers, every locking method returns an error that matches [ErrUnsupported].
+func (s *Semaphore) Numbered() *Semaphore {
+	l := s.locker
+	l.numbered = true
+	if l.invalid == nil && !l.client.caps.SlotNumbers {
+		l.invalid = fmt.Errorf("slot numbers: %w (%s)", ErrUnsupported, l.client.caps.Kind)
+	}
+	return &Semaphore{l}
+}
+
 // With returns the same semaphore with additional options, like [Mutex.With].
 func (s *Semaphore) With(opts LockOptions) *Semaphore { return &Semaphore{s.locker.with(opts)} }
 

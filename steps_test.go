@@ -21,12 +21,14 @@ import (
 // In each script three callers of one process and one of another lock the same name one after
 // another, hold it for a second and release it.
 func TestQueue_failureAtEachStep(t *testing.T) {
+	const numbered = "numbered slots"
 	scripts := map[string][4]line.Mode{
 		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
 		"readers":          {line.Shared, line.Shared, line.Shared, line.Exclusive},
 		"a writer between": {line.Shared, line.Exclusive, line.Shared, line.Shared},
 		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
 		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
+		numbered:           {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
 	}
 	for what, modes := range scripts {
 		for _, failure := range failures {
@@ -34,7 +36,7 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 				steps := 0
 				for _, reply := range []bool{false, true} {
 					for step := 1; ; step++ {
-						p := &trial{modes: modes, failure: failure, step: step, reply: reply}
+						p := &trial{modes: modes, numbered: what == numbered, failure: failure, step: step, reply: reply}
 						synctest.Test(t, p.run)
 						if t.Failed() {
 							t.Fatalf("checks failed for the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
@@ -128,10 +130,11 @@ func lostFor(err error, reasons ...stile.Reason) bool {
 
 // A trial is one run of a script with one failure.
 type trial struct {
-	modes   [4]line.Mode
-	failure failure
-	step    int  // the message at which the failure happens
-	reply   bool // it happens while the reply is in flight
+	modes    [4]line.Mode
+	numbered bool // the holds have slot numbers
+	failure  failure
+	step     int  // the message at which the failure happens
+	reply    bool // it happens while the reply is in flight
 
 	t      *testing.T
 	store  *memstore.Store
@@ -182,8 +185,12 @@ func (p *trial) run(t *testing.T) {
 		if i == 3 {
 			c = other
 		}
+		l := c.Locker("a", mode)
+		if p.numbered {
+			l = l.Numbered()
+		}
 		all.Go(func() {
-			if err := p.doWithLock(ctxs[i], c.Locker("a", mode)); err != nil && !p.failure.mayFail(p, i, err) {
+			if err := p.doWithLock(ctxs[i], l); err != nil && !p.failure.mayFail(p, i, err) {
 				t.Errorf("caller %d: %v", i, err)
 			}
 		})
@@ -263,8 +270,13 @@ func (p *trial) recordHold(h *stile.Hold) {
 		p.holds = append(p.holds, h)
 	}
 	var valid []line.Mode
+	numbers := make(map[int]bool)
 	for _, h := range p.holds {
 		if h.Valid() {
+			if n := h.Slot(); p.numbered && (n < 0 || n > 1 || numbers[n]) {
+				p.t.Errorf("a valid hold has the slot number %d, and others have %v", n, numbers)
+			}
+			numbers[h.Slot()] = true
 			if !line.Admits(h.Mode(), valid) {
 				p.t.Errorf("a hold in mode %v is valid together with holds in %v", h.Mode(), valid)
 			}

@@ -17,12 +17,15 @@ import (
 // same token, and all lost together. When no place uses the tenure any more, its entry is
 // withdrawn.
 type tenure struct {
-	queue *queue
-	mode  line.Mode // changed only by a downgrade, under the queue's mutex, after a hold was delivered
+	queue    *queue
+	mode     line.Mode // changed only by a downgrade, under the queue's mutex, after a hold was delivered
+	numbered bool      // it has a slot number before holds are lent
 
 	// Set by enter.
 	session *keeper.Session
 	ticket  store.Ticket
+
+	number slotNumber // set before holds are lent
 
 	admitted chan struct{} // closed when the entry is admitted; order is set
 	gone     chan struct{} // closed when the entry is gone; cause is set
@@ -100,20 +103,17 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	return err
 }
 
-// await waits until holds can be lent: until the entry is admitted and [Options.LockDelay] is over.
-// It fails like acquire.
+// await waits until holds can be lent: until the entry is admitted, [Options.LockDelay] is over and
+// the slot number is claimed. It fails like acquire.
 func (t *tenure) await(ctx context.Context, try bool) error {
 	if err := t.wait(ctx, t.admitted); err != nil {
 		return err
 	}
-	if t.queue.client.opts.LockDelay > 0 {
-		err := t.mark(ctx, try)
-		if err != nil && !errors.Is(err, errRejoin) && !errors.Is(err, errGaveUp) {
+	if err := t.prepare(ctx, try); err != nil {
+		if !errors.Is(err, errRejoin) && !errors.Is(err, errGaveUp) {
 			t.withdraw()
 		}
-		if err != nil {
-			return err
-		}
+		return err
 	}
 	cancelOnLoss := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) }) // at once if the session is already lost
 	t.queue.mu.Lock()
@@ -122,6 +122,20 @@ func (t *tenure) await(ctx context.Context, try bool) error {
 	t.queue.mu.Unlock()
 	if over {
 		cancelOnLoss()
+	}
+	return nil
+}
+
+// prepare does what must be done in the store between the admission and the first hold. On failure
+// the entry may still be in the line.
+func (t *tenure) prepare(ctx context.Context, try bool) error {
+	if t.queue.client.opts.LockDelay > 0 {
+		if err := t.mark(ctx, try); err != nil {
+			return err
+		}
+	}
+	if t.numbered {
+		return t.claimNumber(ctx)
 	}
 	return nil
 }

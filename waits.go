@@ -75,8 +75,9 @@ type WaitGraph struct {
 	// Waits are sorted by the name of the lock that is held, then by the one that is waited for.
 	Waits []HolderWait `json:"waits"`
 	// Cycles are the names of locks whose holders wait for each other: a holder of each waits for the
-	// next one, and a holder of the last for the first. Each begins with its smallest name. If locks
-	// are part of several cycles, at least one cycle with each of them is here.
+	// next one, and a holder of the last for the first. At least one name of each cycle begins with the
+	// prefix. Each begins with its smallest name. If locks are part of several cycles, at least one
+	// cycle with each of them is here.
 	Cycles [][]string `json:"cycles"`
 }
 
@@ -91,16 +92,19 @@ type HolderWait struct {
 	Since time.Time `json:"since"`
 }
 
-// WaitGraph returns which holders of locks whose names begin with prefix have been waiting for other
-// locks, for longer than a second. The empty prefix means all locks.
+// WaitGraph returns which holders of locks whose names begin with prefix wait for other locks. The empty
+// prefix means all locks. It reads all lines, whatever the prefix is.
 //
 // A cycle of mutexes is a deadlock: it lasts until one of its waits is given up, by the end of its
 // context, or a lock is lost or broken. A cycle with read locks or slots may resolve itself. To avoid
 // deadlocks, take several locks with [Client.LockAll], or always in the same order.
 //
-// A wait is known if it was made with the context of a hold, or one derived from it: [Mutex.Do] and
-// [Hold.Context] provide them. Waits are published in the background, and lines are read one after
-// another, so the graph may show a wait that has just ended, and not yet one that has just begun.
+// A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for
+// a second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a process that runs under
+// a lock of another process is known from the start, if its owner says so: see [Owner.Under].
+//
+// Waits are published in the background, and lines are read one after another, so the graph may show a
+// wait that has just ended, and not yet one that has just begun.
 // Holders write what they wait for themselves: the graph is for people, and no lock depends on it.
 //
 // On a store whose entries cannot change, which is Redlock, the error matches [ErrUnsupported].
@@ -108,18 +112,21 @@ func (c *Client) WaitGraph(ctx context.Context, prefix string) (*WaitGraph, erro
 	if !c.caps.OwnerUpdates {
 		return nil, fmt.Errorf("stile: wait graph: %w (%s)", ErrUnsupported, c.caps.Kind)
 	}
-	g := &WaitGraph{Read: time.Now(), Waits: []HolderWait{}}
-	lines, err := c.Lines(ctx, prefix)
+	g := &WaitGraph{Read: time.Now(), Waits: []HolderWait{}, Cycles: [][]string{}}
+	lines, err := c.Lines(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	next := map[string][]string{}
-	for _, l := range lines {
-		for _, holder := range l.Holders {
-			for _, w := range holder.Owner.Waits {
-				g.Waits = append(g.Waits, HolderWait{Held: l.Name, Holder: holder, For: w.Name, Since: w.Since})
-				next[l.Name] = append(next[l.Name], w.Name)
-			}
+	for _, w := range allWaits(lines) {
+		next[w.Held] = append(next[w.Held], w.For)
+		if strings.HasPrefix(w.Held, prefix) {
+			g.Waits = append(g.Waits, w)
+		}
+	}
+	for _, cycle := range cycles(next) {
+		if slices.ContainsFunc(cycle, func(name string) bool { return strings.HasPrefix(name, prefix) }) {
+			g.Cycles = append(g.Cycles, cycle)
 		}
 	}
 	slices.SortStableFunc(g.Waits, func(a, b HolderWait) int {
@@ -128,8 +135,30 @@ func (c *Client) WaitGraph(ctx context.Context, prefix string) (*WaitGraph, erro
 		}
 		return strings.Compare(a.For, b.For)
 	})
-	g.Cycles = cycles(next)
 	return g, nil
+}
+
+// allWaits returns the waits that the owners in these lines have published.
+func allWaits(lines []Line) (waits []HolderWait) {
+	holders := map[store.Held]Entry{}
+	for _, l := range lines {
+		for _, holder := range l.Holders {
+			holders[store.Held{Name: l.Name, Token: holder.Token}] = holder
+			for _, w := range holder.Owner.Waits {
+				waits = append(waits, HolderWait{Held: l.Name, Holder: holder, For: w.Name, Since: w.Since})
+			}
+		}
+	}
+	for _, l := range lines {
+		for _, waiter := range l.Waiters {
+			for _, held := range waiter.Owner.Under {
+				if holder, ok := holders[held]; ok && held.Token != 0 {
+					waits = append(waits, HolderWait{Held: held.Name, Holder: holder, For: l.Name, Since: waiter.Owner.Since})
+				}
+			}
+		}
+	}
+	return waits
 }
 
 // cycles returns, for each name that is part of a cycle, a shortest one; each cycle once, from its

@@ -141,7 +141,7 @@ func TestWaitGraph_allHoldsOfContext(t *testing.T) {
 		})
 		time.Sleep(2 * time.Second)
 		expectGraph(t, bob, "a>z b>z c>z d>z")
-		if got := graph(t, bob, "c"); got != "c>z" {
+		if got := graph(t, bob, "c"); got != "c>z" { // a prefix selects by the name that is held
 			t.Errorf(`the graph of "c" is %q`, got)
 		}
 		giveUp()
@@ -222,6 +222,58 @@ func TestWaitGraph_many(t *testing.T) {
 			release(t, holds[i])
 		}
 		release(t, a)
+	})
+}
+
+// Processes under a lock of another process are clients of their own. Their entries say which lock that
+// is, and a holder of it must be in the line.
+func TestWaitGraph_processes(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		a, b := lock(t, ann, "a"), lock(t, bob, "b")
+		under := func(name string, token uint64) *stile.Client {
+			return w.client("under "+name, func(o *stile.Options) {
+				o.Owner.Under = []store.Held{{Name: "gone", Token: 7 << 11}, {Name: name, Token: token}}
+			})
+		}
+		first := wait(t.Context(), t, under("a", a.Token()), "b")
+		expectGraph(t, ann, "a>b")
+		ctx, giveUp := context.WithCancel(t.Context())
+		second := wait(ctx, t, under("b", b.Token()), "a")
+		expectGraph(t, ann, "a>b b>a [a b]")
+		if got := graph(t, ann, "b"); got != "b>a [a b]" {
+			t.Errorf(`the graph of "b" is %q`, got)
+		}
+		giveUp()
+		second.expectFailure(context.Canceled)
+		release(t, a) // what the entry of the first waiter says is not true any more
+		expectGraph(t, ann, "")
+		release(t, b)
+		release(t, first.expectHold())
+	})
+}
+
+// The locks that an owner is under do not count towards its size, but are limited too.
+func TestOwner_under(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		under := make([]store.Held, stile.MaxUnder)
+		for i := range under {
+			under[i] = store.Held{Name: strings.Repeat("x", store.MaxNameBytes), Token: 1 << 11}
+		}
+		client := func(under []store.Held) (*stile.Client, error) {
+			return stile.New(w.store, &stile.Options{Owner: stile.Owner{Command: "c", Under: under}})
+		}
+		c, err := client(under)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(t.Context())
+		release(t, lock(t, c, "a"))
+		for what, bad := range map[string][]store.Held{"one too many": append(under, under[0]), "an invalid name": {{Name: "/"}}} {
+			if _, err := client(bad); err == nil || !strings.Contains(err.Error(), "under") {
+				t.Errorf("%s: got error %v", what, err)
+			}
+		}
 	})
 }
 

@@ -61,6 +61,8 @@ func TestRecipes_tableOfStores(t *testing.T) {
 		{"in order of arrival", func(c store.Capabilities) bool { return c.Fair }},
 		{"fencing tokens", func(c store.Capabilities) bool { return c.Fencing }},
 		{"`Contended`", func(c store.Capabilities) bool { return c.Contention }},
+		{"`Numbered`", func(c store.Capabilities) bool { return c.SlotNumbers }},
+		{"`Resize`", func(c store.Capabilities) bool { return c.SetLimit != nil }},
 		{"`ReleaseAfter`", func(c store.Capabilities) bool { return c.ReleaseAfter }},
 		{"`LockDelay`", func(c store.Capabilities) bool { return c.ClearMarks != nil }},
 	}

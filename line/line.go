@@ -9,12 +9,16 @@
 //	slot of n    admitted if there are fewer than n entries ahead, all of them slots;
 //	             if they disagree on n, the smallest n counts
 //
+// An operator may limit the number of slots of a line further: then the rules are applied to the mode
+// that [Mode.Within] returns.
+//
 // The mode of an entry can change once: an admitted exclusive entry can become shared, which is called
 // a downgrade. It keeps its order.
 //
 // Three properties follow, and are tested on random lines. The admitted entries of a line never
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
-// join behind it, leave, or are downgraded.
+// join behind it, leave, or are downgraded. Only if the limit is lowered, entries that are admitted would not be admitted
+// again: they stay admitted, which is for the stores to remember.
 //
 // A line should have entries of one kind; see [SameKind]. But it may also have an entry of another
 // kind: one that is about to be refused, or that of a client that ignores kinds. So the rules decide
@@ -76,12 +80,13 @@ func Conflict(a, b Mode) bool {
 	return !a.standsBeside(b) || a.Slots() == 1 || b.Slots() == 1
 }
 
-// Admitted reports for each entry of a line whether it is admitted. The entries must be in order.
-func Admitted(entries []Entry) []bool {
+// Admitted reports for each entry of a line with the given limit whether the rules admit it. The entries
+// must be in order.
+func Admitted(entries []Entry, limit int) []bool {
 	admitted := make([]bool, len(entries))
 	ahead := make([]Mode, 0, len(entries))
 	for i, e := range entries {
-		admitted[i] = Admits(e.Mode, ahead)
+		admitted[i] = Admits(e.Mode.Within(limit), ahead)
 		ahead = append(ahead, e.Mode)
 	}
 	return admitted

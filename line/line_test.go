@@ -162,14 +162,14 @@ func TestAdmitted_entriesNeverConflict(t *testing.T) {
 	together := 0
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		var slots, n int
-		for i, isAdmitted := range Admitted(entries) {
+		for i, isAdmitted := range Admitted(entries, 0) {
 			if !isAdmitted {
 				continue
 			}
 			if m := entries[i].Mode; m.Slots() > 0 {
 				slots, n = slots+1, m.Slots()
 			}
-			for j, other := range Admitted(entries[:i]) {
+			for j, other := range Admitted(entries[:i], 0) {
 				if !other {
 					continue
 				}
@@ -191,7 +191,7 @@ func TestAdmitted_entriesNeverConflict(t *testing.T) {
 
 func TestAdmitted_firstAlways(t *testing.T) {
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
-		if len(entries) > 0 && !Admitted(entries)[0] {
+		if len(entries) > 0 && !Admitted(entries, 0)[0] {
 			return fmt.Errorf("the first entry is not admitted")
 		}
 		return nil
@@ -200,10 +200,10 @@ func TestAdmitted_firstAlways(t *testing.T) {
 
 func TestAdmitted_staysAdmitted(t *testing.T) {
 	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
-		before := Admitted(entries)
+		before := Admitted(entries, 0)
 
 		joined := append(slices.Clone(entries), Entry{ID: "z", Order: 1 << 40, Mode: randomMode(r, 1+r.IntN(4))})
-		for i, isAdmitted := range Admitted(joined)[:len(entries)] {
+		for i, isAdmitted := range Admitted(joined, 0)[:len(entries)] {
 			if isAdmitted != before[i] {
 				return fmt.Errorf("after %v joined, the admission of %v changed", joined[len(entries)], entries[i])
 			}
@@ -211,7 +211,7 @@ func TestAdmitted_staysAdmitted(t *testing.T) {
 
 		for gone := range entries {
 			left := slices.Delete(slices.Clone(entries), gone, gone+1)
-			after := Admitted(left)
+			after := Admitted(left, 0)
 			for i, e := range left {
 				was := slices.Index(entries, e)
 				if before[was] && !after[i] {
@@ -230,7 +230,7 @@ func TestAdmitted_inOrder(t *testing.T) {
 		entries = slices.Clone(entries)
 		for len(entries) > 0 {
 			var admitted []int
-			for i, isAdmitted := range Admitted(entries) {
+			for i, isAdmitted := range Admitted(entries, 0) {
 				if isAdmitted {
 					admitted = append(admitted, i)
 				}
@@ -258,7 +258,7 @@ func TestAdmitted_fillsAllSlots(t *testing.T) {
 				entries[i] = Entry{Order: uint64(i), Mode: Slot(n)}
 			}
 			admitted := 0
-			for _, isAdmitted := range Admitted(entries) {
+			for _, isAdmitted := range Admitted(entries, 0) {
 				if isAdmitted {
 					admitted++
 				}
@@ -309,7 +309,7 @@ func TestAdmitted_downgrade(t *testing.T) {
 		after := slices.Clone(entries)
 		after[0].Mode = Shared
 		directly := true
-		for i, isAdmitted := range Admitted(after) {
+		for i, isAdmitted := range Admitted(after, 0) {
 			directly = directly && after[i].Mode == Shared
 			switch {
 			case isAdmitted != directly:

@@ -43,6 +43,19 @@ func Slot(n int) Mode {
 // Slots returns the n of a slot mode, and zero for the other modes.
 func (m Mode) Slots() int { return m.slots }
 
+// Within returns the mode that decides when an entry of mode m is admitted under an operator's limit:
+// with no more than limit slots. Zero or less means that there is no limit. Modes without slots have no
+// limit.
+//
+// The limit decides about admission only. Whether entries are of the same kind depends on the number of
+// slots that they ask for.
+func (m Mode) Within(limit int) Mode {
+	if m.kind == slot && limit > 0 && limit < m.slots {
+		return Slot(limit)
+	}
+	return m
+}
+
 func (m Mode) standsBeside(other Mode) bool {
 	return m.kind != exclusive && m.kind == other.kind
 }

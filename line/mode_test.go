@@ -2,6 +2,9 @@ package line
 
 import (
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -120,5 +123,40 @@ func FuzzModeText(f *testing.F) {
 		if err := back.UnmarshalText([]byte(m.String())); err != nil || back != m {
 			t.Fatalf("%q decodes to %v, and its text to %v, %v", text, m, back, err)
 		}
+	})
+}
+
+func TestMode_Within(t *testing.T) {
+	for _, c := range []struct {
+		m     Mode
+		limit int
+		want  Mode
+	}{
+		{Slot(3), 0, Slot(3)},
+		{Slot(3), -1, Slot(3)},
+		{Slot(3), 2, Slot(2)},
+		{Slot(3), 3, Slot(3)},
+		{Slot(3), 9, Slot(3)},
+		{Exclusive, 1, Exclusive},
+		{Shared, 1, Shared},
+	} {
+		if got := c.m.Within(c.limit); got != c.want {
+			t.Errorf("%v within %d: got %v, want %v", c.m, c.limit, got, c.want)
+		}
+	}
+}
+
+// A limit is a number of slots on which all entries agree, if it is the smallest.
+func TestAdmitted_withinLimit(t *testing.T) {
+	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
+		limit := 1 + r.IntN(4)
+		limited := slices.Clone(entries)
+		for i := range limited {
+			limited[i].Mode = limited[i].Mode.Within(limit)
+		}
+		if got, want := Admitted(entries, limit), Admitted(limited, 0); !slices.Equal(got, want) {
+			return fmt.Errorf("within the limit %d: got %v, want %v", limit, got, want)
+		}
+		return nil
 	})
 }

@@ -7,6 +7,7 @@ package line
 // A Tracker is not safe for concurrent use.
 type Tracker struct {
 	me    Entry
+	limit int
 	ahead map[string]Entry
 }
 
@@ -53,6 +54,9 @@ func (p *Tracker) Reread(others []Entry) {
 	}
 }
 
+// SetLimit sets the operator's limit of the line; see [Mode.Within].
+func (p *Tracker) SetLimit(limit int) { p.limit = limit }
+
 // Entry returns the tracked entry.
 func (p *Tracker) Entry() Entry { return p.me }
 
@@ -66,7 +70,7 @@ func (p *Tracker) Blocking() int {
 	for _, e := range p.ahead {
 		modes = append(modes, e.Mode)
 	}
-	return Blocking(p.me.Mode, modes)
+	return Blocking(p.me.Mode.Within(p.limit), modes)
 }
 
 // Admitted reports whether the tracked entry is admitted.

@@ -108,7 +108,7 @@ func (h *history) now() []Entry { return h.at[len(h.at)-1] }
 // downgrade makes an entry shared, if it is an admitted exclusive one.
 func (h *history) downgrade(i int) {
 	line := slices.Clone(h.now())
-	if line[i].Mode != Exclusive || !Admitted(line)[i] {
+	if line[i].Mode != Exclusive || !Admitted(line, 0)[i] {
 		return
 	}
 	h.events = append(h.events, departure{line[i].ID, uint64(len(h.at)), line[i].Order})
@@ -170,7 +170,7 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 		check := func(after string) {
 			line := h.at[known]
 			own := slices.Index(line, me)
-			if got, want := p.Admitted(), Admitted(line)[own]; got != want {
+			if got, want := p.Admitted(), Admitted(line, 0)[own]; got != want {
 				fail("%s, known to %d: Admitted: got %v, want %v in %v", after, known, got, want, line)
 			}
 			var ahead []Mode

@@ -20,6 +20,8 @@ var (
 	// until then: an earlier request to remove it got no reply, and the repeated request found no
 	// entry. So this caller or another client may have removed it.
 	ErrNotKnown = errors.New("not known whether the entry was still there")
+	// ErrNoNumber means that all slot numbers are taken; see [Extensions.ClaimNumber].
+	ErrNoNumber = errors.New("no slot number is free")
 	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = errors.New("not supported by this store")
 	// ErrKind means that the name is in use for another kind of lock. See [KindError].

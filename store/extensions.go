@@ -74,6 +74,20 @@ type Extensions struct {
 	// everything else. Only entries for which it is called have that cost.
 	NotifyContended func(f func())
 
+	// ClaimNumber gives the entry of a slot a number: one from 0 to n − 1, where n is the number of
+	// slots within the operator's limit ([Capabilities.SetLimit]), that no other entry in the line has. It returns the number, and the order of the claim,
+	// which is larger than that of every earlier claim of the same number, and at least that of the
+	// entry. An entry that has a number keeps it: calling ClaimNumber again returns the same.
+	//
+	// The entry must be admitted and not withdrawn. If it is gone, the error matches [ErrGone] or
+	// [ErrSessionLost] and no number is taken. If the entries in the line have all numbers, the error
+	// matches [ErrNoNumber]. After any other error the entry may have a number, or get one as long as
+	// it is in the line.
+	//
+	// The number is free again when the entry is removed, in whatever way: it is part of the entry. An
+	// entry that WithdrawAfter has detached keeps it.
+	ClaimNumber func(ctx context.Context) (number int, order uint64, err error)
+
 	// Key is where the entry is in the store: the key on etcd, the path of the node on ZooKeeper. A
 	// transaction that finds an entry with this key and this order has found this entry, so a guard
 	// can check that it is still in the line. Key is empty on stores without such transactions.

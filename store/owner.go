@@ -32,6 +32,9 @@ type Owner struct {
 	// Waits are other locks that the owner has been waiting for while it holds this one, for longer
 	// than a second. They are informational too, and others see them with a delay.
 	Waits []Wait `json:"waits,omitempty"`
+	// Under are locks that other processes hold as long as the owner's process runs, the outermost
+	// first: stile run sets those of the stile run around it. They are informational too.
+	Under []Held `json:"under,omitempty"`
 }
 
 // A Wait is a lock that somebody waits for.
@@ -42,10 +45,18 @@ type Wait struct {
 	Since time.Time `json:"since,omitzero"`
 }
 
+// Held names a hold.
+type Held struct {
+	// Name is the lock's name.
+	Name string `json:"name"`
+	// Token is the fencing token of the hold.
+	Token uint64 `json:"token,string"`
+}
+
 // IsZero reports whether the owner is empty.
 func (o Owner) IsZero() bool {
 	return o.Host == "" && o.PID == 0 && o.User == "" && o.Command == "" && o.Reason == "" &&
-		len(o.Labels) == 0 && o.Value == "" && o.Since.IsZero() && o.Obtained.IsZero() && len(o.Waits) == 0
+		len(o.Labels) == 0 && o.Value == "" && o.Since.IsZero() && o.Obtained.IsZero() && len(o.Waits) == 0 && len(o.Under) == 0
 }
 
 // String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It returns "" for an

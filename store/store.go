@@ -237,8 +237,8 @@ func (s State) String() string {
 type Standing struct {
 	State State
 	// Ahead is how many entries must leave before a waiting entry is admitted; at least 1. In a
-	// long line it may be an upper bound, and not every change need be reported. It never
-	// increases.
+	// long line it may be an upper bound, and not every change need be reported. It does not
+	// increase, unless the limit of slots is lowered.
 	Ahead int
 	// Order is the entry's position in the store's order of admissions. It is set if the entry is
 	// admitted, and earlier on stores that assign it on arrival. It is positive and below 2^52, so
@@ -276,6 +276,9 @@ type Capabilities struct {
 	Downgrades bool
 	// Contention is set if tickets have [Extensions.NotifyContended].
 	Contention bool
+	// SlotNumbers is set if tickets have [Extensions.ClaimNumber]. It requires SharedModes and
+	// Fencing.
+	SlotNumbers bool
 	// ClearMarks removes the markers of the entries with the given orders, which [Extensions.Mark]
 	// returned, from a name. Missing markers are not an error. After a failure some may be removed
 	// and others not.
@@ -283,6 +286,18 @@ type Capabilities struct {
 	// It is nil if the store keeps no markers; otherwise tickets have Mark. Markers are identified
 	// by the orders of their entries, so a store with markers also has Fencing.
 	ClearMarks func(ctx context.Context, name string, orders []uint64) error
+	// SetLimit sets the operator's limit of slots of a name; zero removes it. The limit is kept beside
+	// the line: it needs no session and no entries, and outlasts both. A slot is admitted if fewer
+	// than the smaller of its own n and the limit are ahead; see [line.Mode.Within]. If the limit is
+	// raised or removed, the entries that may now be admitted are. If it is lowered, no entry is
+	// removed, and those that were admitted stay admitted. A store whose clients decide about
+	// admission may admit by the old limit until they have received the new one, but only by a limit
+	// that has applied since the entry joined the line.
+	//
+	// After a failure either limit may apply, and an unanswered request may still take effect, but not
+	// after a later call has succeeded. SetLimit is nil if the store has no such limits; otherwise it
+	// requires SharedModes.
+	SetLimit func(ctx context.Context, name string, limit int) error
 	// MinTTL and MaxTTL are the limits of a session's TTL. A store that learns its limits from the
 	// server returns the widest ones here, and the server's in the error of Open. A client of the
 	// root package also has its own maximum, stile.MaxTTL.
@@ -295,6 +310,9 @@ type Line struct {
 	Name string `json:"name"`
 	// Entries are all entries, in order of admission.
 	Entries []Entry `json:"entries"`
+	// Limit is the operator's limit of slots, which [Capabilities.SetLimit] has set; zero if there is
+	// none. A line without entries may have one.
+	Limit int `json:"limit,omitempty"`
 	// Remarks say what is wrong with the line and what to do, for example about a foreign key that
 	// other clients would wait for.
 	Remarks []string `json:"remarks,omitempty"`
@@ -310,7 +328,8 @@ type Entry struct {
 	Order uint64 `json:"order"`
 	// Mode is the requested mode, or shared after [Extensions.Downgrade].
 	Mode line.Mode `json:"mode"`
-	// Admitted is set if the entry is admitted.
+	// Admitted is set if the entry is admitted. On stores whose clients decide about admission, it may be
+	// unset for a second for an entry that was admitted just before the limit was lowered.
 	Admitted bool `json:"admitted"`
 	// Session is the ID of the entry's session; see [Session.ID].
 	Session string `json:"session"`

@@ -58,6 +58,34 @@ func TestRun_slots(t *testing.T) {
 	second.expectExit(0)
 }
 
+// Each command has a slot number of its own, which is free again when the command has ended.
+func TestRun_slotNumbers(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	m.setenv("STILE_SLOT", "outdated")
+	const script = `echo "$STILE_SLOT" >>slots; ` + endableScript
+	first := m.start(script, "--slots", "2", "demo")
+	second := m.start(script, "--slots", "2", "demo")
+	third := m.runCommand("--slots", "2", "demo", "--", "sh", "-c", `echo "$STILE_SLOT" >>slots`).spawn()
+	eventually(t, "a waiter", func() bool { return len(m.show("demo").Waiters) == 1 })
+	if got := m.read("slots"); got != "0\n1\n" && got != "1\n0\n" {
+		t.Errorf("got the slot numbers %q of two commands, want 0 and 1", got)
+	}
+	m.endScript()
+	third.expectExit(0)
+	m.endScript()
+	first.expectExit(0)
+	second.expectExit(0)
+	if got := strings.Fields(m.read("slots")); len(got) != 3 || got[2] != "0" && got[2] != "1" {
+		t.Errorf("got the slot numbers %q, want 0 or 1 for the third command", got)
+	}
+	c := m.run("--slots", "2", "demo", "--", "sh", "-c", `echo "<$STILE_SLOT>"; "$0" run other -- sh -c 'echo "<$STILE_SLOT>"'`, stile)
+	if got := c.stdout.String(); c.exitCode() != 0 || got != "<0>\n<>\n" {
+		t.Errorf("got STILE_SLOT %q, want <0>, and <> of a mutex within", got)
+	}
+}
+
 func TestRun_all(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)

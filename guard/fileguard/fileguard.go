@@ -1,21 +1,23 @@
-// Package fileguard is a guard for files, and for whatever else one machine has: a directory, a device,
-// a service with a command line.
+// Package fileguard is a guard for files, and for whatever else one machine has: a directory, a device.
 //
 // It keeps the largest token that it has seen in a file of its own beside the resource, PATH.fence, and
 // holds a lock of flock(2) on that file from the comparison to the end of the write. So comparison and
 // write are one step for all processes that use the guard. A process that is stopped in between blocks
-// the others, which then wait until their context ends; it cannot write after them.
+// the others, which then wait until their context ends; it cannot write after them. Programs that it has
+// started can, if it is killed and they are not: they do not inherit the lock.
 //
 // It is an order guard for exclusive holds, with the limits that package guard names.
 //
 // The fence file is made for its user alone. To let several users write, make it before with other
 // permissions, in a directory in which nobody else can write.
 //
-// The fence file must not be removed as long as stale holders may exist. A copy of the resource, from a
-// backup for example, has no fence; restore the file PATH.fence too.
+// The fence file must not be removed or emptied as long as stale holders may exist. A copy of the resource,
+// from a backup for example, has no fence; restore the file PATH.fence too. A file with several names, by
+// hard links, has as many fences: use one of the names. Symbolic links are refused.
 //
 // It works on Linux, macOS and other systems with flock(2), on local file systems. On network file
-// systems, whose locks may be lost, it returns an error, where it recognizes them: on Linux.
+// systems, whose locks may be lost, it returns an error, where it recognizes them: on Linux, except those
+// in user space, such as sshfs.
 package fileguard
 
 import (
@@ -34,20 +36,28 @@ import (
 )
 
 // Do runs f if no larger token than this one has been seen at path, and nobody else's f runs at the
-// same time for the same path. path need not exist, but the directory that it is in must.
+// same time for the same path. path need not exist, but the directory that it is in must. It must not end
+// in .fence or .next, the names of the guard's own files.
 //
 // If a larger token has been seen, the error is a [*guard.StaleError] and f is not run. Do waits while
-// another process runs its f. If ctx ends first, f is not run and the error matches ctx.Err(). Do does
-// not end f when ctx ends. Otherwise it returns f's error; the token counts as seen then too.
+// another process runs its f. If ctx ends before f is run, f is not run and the error matches ctx.Err() and
+// the cause of ctx: with the context of a hold, a lost lock is never written under. Do does not end f when
+// ctx ends. Otherwise it returns f's error; the token counts as seen then too.
 func Do(ctx context.Context, path string, token uint64, f func() error) (err error) {
 	if err := guard.CheckToken(path, token); err != nil {
 		return err
+	}
+	if err := checkPath(path); err != nil {
+		return fmt.Errorf("guard: %s: %w", path, err)
 	}
 	fence, err := openFence(ctx, path)
 	if err != nil {
 		return fmt.Errorf("guard: %s: %w", path, err)
 	}
 	defer fence.Close() // unlocks it
+	if ctx.Err() != nil {
+		return fmt.Errorf("guard: %s: %w", path, endOf(ctx))
+	}
 	newest, err := largest(fence)
 	switch {
 	case err != nil:
@@ -55,15 +65,43 @@ func Do(ctx context.Context, path string, token uint64, f func() error) (err err
 	case token < newest:
 		return &guard.StaleError{Resource: path, Token: token, Newest: newest}
 	case token > newest:
-		err := raise(fence, token)
-		if err == nil && newest == 0 { // the fence may be a new file
-			err = syncDir(filepath.Dir(path))
+		if err = raise(fence, token); err == nil {
+			err = syncDir(filepath.Dir(path)) // the process that made the fence may have died before this
 		}
-		if err != nil {
-			return fmt.Errorf("guard: %s: %w", fence.Name(), err)
-		}
+	default:
+		err = fence.Sync() // the process that raised it may have died before this, or failed
+	}
+	if err != nil {
+		return fmt.Errorf("guard: %s: %w", fence.Name(), err)
 	}
 	return f()
+}
+
+// checkPath refuses paths whose fence others may not use.
+func checkPath(path string) error {
+	switch filepath.Ext(path) {
+	case fenceSuffix, nextSuffix:
+		return fmt.Errorf("names that end in %s or %s are those of the guard's own files", fenceSuffix, nextSuffix)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
+		return errors.New("it is a symbolic link, whose fence is not that of the file: use the path of the file")
+	}
+	return nil
+}
+
+// The names of the guard's files are the path with these suffixes.
+const (
+	fenceSuffix = ".fence"
+	nextSuffix  = ".next" // new content, before it is renamed
+)
+
+// endOf returns an error that matches ctx.Err() and the cause of ctx.
+func endOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // WriteFile replaces the file at path in one step, and flushes it to the disk: a reader sees the old
@@ -76,7 +114,7 @@ func WriteFile(ctx context.Context, path string, data []byte, perm os.FileMode, 
 
 // replace writes to another file, which then gets the name.
 func replace(path string, data []byte, perm os.FileMode) (err error) {
-	next := path + ".next" // nobody else uses it: the fence is locked
+	next := path + nextSuffix // nobody else uses it: the fence is locked
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err // left by a process that died
 	}
@@ -152,7 +190,7 @@ const retryInterval = 5 * time.Millisecond
 // openFence opens and locks the fence file of a path.
 func openFence(ctx context.Context, path string) (*os.File, error) {
 	// A user who can open the file can lock it, and so block all writers.
-	file, err := os.OpenFile(path+".fence", os.O_RDWR|os.O_CREATE|noFollow, 0o600)
+	file, err := os.OpenFile(path+fenceSuffix, os.O_RDWR|os.O_CREATE|noFollow, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -171,14 +209,14 @@ func openFence(ctx context.Context, path string) (*os.File, error) {
 		case <-time.After(retryInterval):
 		case <-ctx.Done():
 			file.Close()
-			return nil, fmt.Errorf("another process is writing: %w", ctx.Err())
+			return nil, fmt.Errorf("another process is writing: %w", endOf(ctx))
 		}
 	}
 }
 
-// A fence file has two slots, each with a token and a checksum. A token is written into the slot that
-// does not have the largest one. If the machine dies meanwhile, that slot is invalid, and the other one
-// still says what counted before.
+// A fence file has two slots, each with a token and a checksum. The first token is written into both, and
+// each later one into the slot that does not have the largest one. If the machine dies meanwhile, that slot
+// is invalid, and the other one still says what counted before.
 const slotSize = 32
 
 func slot(token uint64) []byte {
@@ -201,8 +239,8 @@ func slots(fence *os.File) (tokens [2]uint64, err error) {
 	return tokens, nil
 }
 
-// largest returns the largest token that the fence has; zero if it is new. A fence without a valid slot
-// that is not empty was damaged.
+// largest returns the largest token that the fence has; zero if it is new. A fence without a valid slot was
+// damaged, unless its first write was cut off: that leaves less than a slot, or zeros.
 func largest(fence *os.File) (uint64, error) {
 	tokens, err := slots(fence)
 	if err != nil {
@@ -212,8 +250,8 @@ func largest(fence *os.File) (uint64, error) {
 	if newest > 0 {
 		return newest, nil
 	}
-	info, err := fence.Stat()
-	if err == nil && info.Size() > slotSize { // a first write that was cut off leaves no more than a slot
+	content, err := io.ReadAll(io.NewSectionReader(fence, 0, 2*slotSize+1))
+	if err == nil && len(content) >= slotSize && strings.Trim(string(content), "\x00") != "" {
 		err = errors.New("the fence is damaged: if no stale holder can exist, remove it")
 	}
 	return 0, err
@@ -225,11 +263,14 @@ func raise(fence *os.File, token uint64) error {
 	if err != nil {
 		return err
 	}
-	at := int64(0)
-	if tokens[0] > tokens[1] {
+	content, at := slot(token), int64(0)
+	switch {
+	case tokens == [2]uint64{}:
+		content = append(content, content...)
+	case tokens[0] > tokens[1]:
 		at = slotSize
 	}
-	if _, err := fence.WriteAt(slot(token), at); err != nil {
+	if _, err := fence.WriteAt(content, at); err != nil {
 		return err
 	}
 	return fence.Sync()

@@ -320,8 +320,88 @@ func TestDo_fenceCutOff(t *testing.T) {
 	}
 }
 
+// One changed byte of the only token does not make the fence forget it.
+func TestDo_fenceDamaged(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "f")
+	write := func(token uint64) error { return fileguard.WriteFile(t.Context(), path, nil, 0o600, token) }
+	if err := write(10); err != nil {
+		t.Fatal(err)
+	}
+	fence, err := os.ReadFile(path + ".fence")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range fence {
+		damaged := slices.Clone(fence)
+		damaged[i] ^= 1
+		if err := os.WriteFile(path+".fence", damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := write(5); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("with another byte %d: token 5 after 10: got %v, want ErrStale", i, err)
+		}
+	}
+	if err := os.WriteFile(path+".fence", make([]byte, len(fence)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(1); err != nil { // the machine died before the content of a new file was on the disk
+		t.Errorf("a fence of zeros: got %v, want that of a new one", err)
+	}
+}
+
+// Nothing is written when the context has ended: that of a hold ends when the lock is lost.
+// Promise: P6
+func TestDo_contextEnded(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "f")
+	lost := errors.New("the lock is lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(lost)
+	ran := false
+	err := fileguard.Do(ctx, path, 5, func() error { ran = true; return nil })
+	if ran || !errors.Is(err, context.Canceled) || !errors.Is(err, lost) {
+		t.Errorf("got %v, run %v; want the end of the context and its cause", err, ran)
+	}
+}
+
+func TestDo_badTokens(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "f")
+	for _, token := range []uint64{0, 1 << 63} {
+		ran := false
+		if err := fileguard.Do(t.Context(), path, token, func() error { ran = true; return nil }); ran || !errors.Is(err, guard.ErrBadToken) {
+			t.Errorf("Do with token %d: got %v, run %v; want ErrBadToken", token, err, ran)
+		}
+		if err := fileguard.WriteFile(t.Context(), path, nil, 0o600, token); !errors.Is(err, guard.ErrBadToken) {
+			t.Errorf("WriteFile with token %d: got %v, want ErrBadToken", token, err)
+		}
+	}
+}
+
+// The paths of the guard's own files cannot be guarded, nor links, which would have fences of their own.
+func TestDo_badPaths(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("f", link); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		link: "symbolic link", filepath.Join(dir, "f.next"): "own files", filepath.Join(dir, "f.fence"): "own files",
+	} {
+		err := fileguard.WriteFile(t.Context(), path, nil, 0o600, 5)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: got %v, want an error with %q", path, err, want)
+		}
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
+		t.Errorf("got files %v, %v, want the link alone", names, err)
+	}
+}
+
 // A fence that is a link, perhaps to another user's file, is refused.
-func TestDo_symbolicLink(t *testing.T) {
+func TestDo_fenceIsLink(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")

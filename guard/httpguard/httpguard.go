@@ -7,8 +7,9 @@
 //
 // It is an order guard for exclusive holds, with the limits that package guard names.
 //
-// That is enough if this process alone changes the resource, and if a handler changes nothing after it
-// has returned. If several processes change the resource, compare in the transaction that does so: with
+// That is enough if this process alone changes the resource, with one [Guard] for all requests of a lock,
+// and if a handler changes nothing after it has returned. [http.TimeoutHandler] returns before its handler
+// does, so it must be around the guard, not in it. If several processes change the resource, compare in the transaction that does so: with
 // [FromRequest] and package sqlguard.
 //
 // The headers are no authentication. A client that may send requests may send any token, and a very
@@ -65,7 +66,8 @@ func FromRequest(r *http.Request) (name string, token uint64, err error) {
 	return name, token, guard.CheckToken(name, token)
 }
 
-// A Guard wraps handlers. Its fields must not change once it is used. It is safe for concurrent use.
+// A Guard wraps handlers. Its fields must not change once it is used. It is safe for concurrent use. Two
+// Guards do not wait for each other's requests: use one for all handlers that change what a lock protects.
 type Guard struct {
 	// Tokens remembers the largest tokens. Use one that outlives the process.
 	Tokens guard.Tokens

@@ -252,6 +252,18 @@ func TestObject_badToken(t *testing.T) {
 	}
 }
 
+// An option cannot replace the condition of a write.
+func TestObject_conditionOfOption(t *testing.T) {
+	t.Parallel()
+	s := newService(t)
+	o := s.object(s.do)
+	mustPut(t, o, 5, "five")
+	paused := s.object(s.beforePut(func() { mustPut(t, o, 6, "six") }))
+	err := paused.Put(t.Context(), 5, []byte("stale"), func(in *s3.PutObjectInput) { in.IfMatch, in.IfNoneMatch = nil, nil })
+	checkStale(t, err, o.String(), 5, 6)
+	checkGet(t, o, 6, "six")
+}
+
 // A holder is paused between its comparison and its write, and a later holder writes.
 func TestObject_pausedHolder(t *testing.T) {
 	t.Parallel()

@@ -139,7 +139,9 @@ func (g *Guard) largest(ctx context.Context, tx Tx, resource string, token int64
 }
 
 // Tokens returns a [guard.Tokens] that keeps its tokens in the table, each in a transaction of its own.
-// It is for resources outside the database. For those inside, use [Guard.Check].
+// It is for resources outside the database. For those inside, use [Guard.Check]. It is as durable as the
+// database's commits: if the database loses the last ones in a crash or a failover, because they are
+// asynchronous, it accepts stale tokens, although the resource has what was written with later ones.
 func (g *Guard) Tokens(db *sql.DB) guard.Tokens { return tokens{g, db} }
 
 type tokens struct {

@@ -519,7 +519,7 @@ func (m *model) admitEntries(w *modelState, e event) {
 			insert(c.oldOrder, nil)
 		}
 	}
-	for i, admitted := range line.Admitted(entries[:n]) {
+	for i, admitted := range line.Admitted(entries[:n], 0) {
 		if c := owners[i]; admitted && c != nil && c.admitted == 0 {
 			w.admissions++
 			c.admitted, c.notification = w.admissions, admittedNotification

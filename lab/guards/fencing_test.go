@@ -99,7 +99,7 @@ func TestFencing_sql(t *testing.T) {
 	if len(statements) != 3 {
 		t.Fatalf("got %d SQL statements, want three", len(statements))
 	}
-	for i, step := range []struct{ token, rows int64 }{{10, 1}, {10, 1}, {9, 0}, {11, 1}} {
+	for i, step := range []struct{ token, rows int64 }{{10, 1}, {10, 1}, {9, 0}, {11, 1}, {0, 0}} {
 		if n := exec(statements[0], step.token); n != step.rows {
 			t.Errorf("step %d: token %d changed %d rows, want %d", i, step.token, n, step.rows)
 		}
@@ -110,6 +110,9 @@ func TestFencing_sql(t *testing.T) {
 		if err := db.QueryRowContext(ctx, statements[2], step.token).Scan(&newest); err != nil || newest != step.newest {
 			t.Errorf("step %d: token %d: got %d, %v, want %d", i, step.token, newest, err, step.newest)
 		}
+	}
+	if _, err := db.ExecContext(ctx, statements[2], 0); err == nil {
+		t.Error("token 0 was accepted")
 	}
 }
 
@@ -155,13 +158,26 @@ func TestFencing_scripts(t *testing.T) {
 	if got := balance(); got != "80 80" {
 		t.Errorf("the balances are %s, want 80 80", got)
 	}
+	// A store without fencing tokens.
+	run("sqlite3 bank.db 'UPDATE accounts SET token = 0'; redis-cli DEL '{bank}fence'")
+	for _, token := range []string{"", "0"} {
+		for _, command := range []string{"python3 withdraw.py", "sh withdraw.sh", commands[1]} {
+			if out, err := script(command, "STILE_TOKEN="+token); err == nil {
+				t.Errorf("%s with the token %q: succeeded: %s", command, token, out)
+			}
+		}
+	}
+	if got := balance(); got != "80 80" {
+		t.Errorf("after writes without a token the balances are %s, want 80 80", got)
+	}
+	run("sqlite3 bank.db 'UPDATE accounts SET token = 8'; redis-cli SET '{bank}fence' 09223372036854775807")
 	const stale = "the lock is lost: a later holder was here"
 	for _, command := range []string{"python3 withdraw.py", "sh withdraw.sh"} {
 		if out, err := script(command, "STILE_TOKEN=7"); err == nil || !strings.Contains(out, stale) {
 			t.Errorf("%s: got %v: %s, want a failure that says why", command, err, out)
 		}
 	}
-	if out, err := script(commands[1], "STILE_TOKEN=9223372036854775806"); !strings.Contains(out, stale) {
+	if out, err := script(commands[1], "STILE_TOKEN=9223372036854775806"); err == nil || !strings.Contains(out, stale) {
 		t.Errorf("%s: got %v: %s, want an error", commands[1], err, out)
 	}
 	if got := balance(); got != "80 80" {

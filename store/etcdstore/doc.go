@@ -39,6 +39,14 @@
 //
 //	<prefix>.stile/traces/<name>//<order>
 //
+// The number of a slot ([store.Extensions].ClaimNumber) is a key under the entry's lease, whose value is
+// the entry's order. It is deleted in one transaction with the entry. The operator's limit of the slots
+// ([store.Capabilities].SetLimit) is a key without a lease beside them; a limit that was removed leaves
+// the value 0.
+//
+//	<prefix>.stile/slots/<name>//<number>
+//	<prefix>.stile/slots/<name>//limit
+//
 // # Requests whose outcome is unknown
 //
 // If the leader dies, a request that etcd has already accepted is answered only after seven seconds,
@@ -73,6 +81,8 @@
 // key was deleted or overwritten. A watch that ends for any reason is opened again, and the line or
 // key is read again. A watch may also fall silent without ending. So a line with waiters is read
 // after two seconds without an event, and at longer intervals after that.
+//
+// For slots that wait, the session also watches the operator's limit of the line.
 //
 // An exclusive entry with many others ahead does not need the whole line. Its session watches the
 // entry's own key and that of one entry ahead, and reads the line again when the latter has left.

@@ -44,6 +44,8 @@ type entry struct {
 	modified atomic.Int64
 	// marked is set if the entry may have left a marker.
 	marked atomic.Bool
+	// claimKey is the key of the entry's slot number, if it may have one.
+	claimKey atomic.Pointer[string]
 
 	// The fields below are guarded by the line's mutex.
 	current        value // the value as last set
@@ -155,6 +157,9 @@ type insertion struct {
 	order  uint64
 	others []contender // the entries in the line at that revision; only some if there were many
 	many   int         // if not zero, there were many: at most so many are ahead
+
+	limit   int   // the operator's limit of slots; zero if there is none
+	limitAt int64 // the revision at which it was read
 }
 
 // ahead returns the known entries ahead of e, in order.
@@ -179,7 +184,9 @@ func (a insertion) blocking(e *entry) int {
 		return a.many
 	}
 	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
-	return line.NewTracker(me, entries(a.others)).Blocking()
+	tracker := line.NewTracker(me, entries(a.others))
+	tracker.SetLimit(a.limit)
+	return tracker.Blocking()
 }
 
 // heldBy is the error of a try that other entries block. It names the first entry ahead that alone
@@ -232,7 +239,7 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 // others would have to wait for it until it is withdrawn.
 //
 //	ifEmpty:   if the line has no key       put the entry
-//	otherwise: if the entry is not there    put the entry, and read the line
+//	otherwise: if the entry is not there    put the entry, and read the line; for a slot, the limit too
 //	           else                         read the entry and the epoch key
 //
 // Neither puts the entry if the epoch key has changed.
@@ -249,8 +256,12 @@ func (e *entry) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnRespo
 	}
 	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
 	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
+	then := []clientv3.Op{put, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin())))}
+	if e.req.Mode.Slots() > 0 {
+		then = append(then, clientv3.OpGet(e.session.store.keys.limit(e.req.Name)))
+	}
 	return txn.If(sameEpoch, absent).
-		Then(put, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin())))).
+		Then(then...).
 		Else(clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())).
 		Commit()
 }
@@ -274,6 +285,9 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 		read := results[1].GetResponseRange()
 		others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
 		a = insertion{order: uint64(resp.Header.Revision), others: others}
+		if len(results) > 2 {
+			a.limit, a.limitAt = parseLimit(results[2].GetResponseRange().Kvs), resp.Header.Revision
+		}
 		if !read.More {
 			return a, true, nil
 		}
@@ -315,6 +329,9 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, bool, error) {
 	read, err := e.session.store.readAhead(ctx, e.req.Name, order, e.readAtJoin())
 	a, there := e.find(read.entries)
+	if err == nil {
+		err = e.readLimit(ctx, &a)
+	}
 	if !read.complete {
 		a.many = read.keys - 1
 	}
@@ -337,7 +354,11 @@ func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
 	if err != nil {
 		return insertion{}, false, err
 	}
-	switch a, there := e.find(others); {
+	a, there := e.find(others)
+	if err := e.readLimit(ctx, &a); err != nil {
+		return insertion{}, false, err
+	}
+	switch {
 	case there:
 		return a, true, nil
 	case a.otherKind(e) != nil:
@@ -347,6 +368,14 @@ func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
 	default:
 		return insertion{}, false, nil // the next attempt inserts it and reads whether it is admitted
 	}
+}
+
+// readLimit reads the operator's limit, if it concerns the entry.
+func (e *entry) readLimit(ctx context.Context, a *insertion) (err error) {
+	if e.req.Mode.Slots() > 0 {
+		a.limit, a.limitAt, err = e.session.store.readLimit(ctx, e.req.Name)
+	}
+	return err
 }
 
 // abortEnqueue deletes the entry, if it was inserted, and writes the epoch key, so that no attempt
@@ -392,8 +421,8 @@ func (e *entry) abortEnqueue() {
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade,
-		NotifyContended: e.notifyContended, Key: e.key,
+		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
+		ClaimNumber: e.claimNumber, Key: e.key,
 	}
 }
 
@@ -451,7 +480,7 @@ func (e *entry) goneErr(op string) error {
 
 // deleteKey is the request of Withdraw.
 func (e *entry) deleteKey(ctx context.Context) (there bool, err error) {
-	r, err := e.session.remove(ctx, e.key, int64(e.order), e.deleteMarkerOps()...)
+	r, err := e.session.remove(ctx, e.key, int64(e.order), append(e.deleteMarkerOps(), e.onClaim(deleteOp)...)...)
 	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.gone.Store(true)

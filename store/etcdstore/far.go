@@ -35,9 +35,13 @@ func (w *lineWatch) follow(ctx context.Context) error {
 }
 
 // blockingLocked returns how many entries must leave before the entry is admitted, or an upper
-// bound if it does not know all entries ahead. It is zero if and only if the entry is admitted.
+// bound if it does not know all entries ahead. It is zero if and only if the entry is admitted; an
+// admitted entry stays admitted, also if the limit of slots is lowered.
 func (e *entry) blockingLocked() int {
-	if e.place == nil {
+	switch {
+	case e.delivery.Admitted():
+		return 0
+	case e.place == nil:
 		return max(1, e.far)
 	}
 	return e.place.Blocking()

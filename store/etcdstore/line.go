@@ -71,6 +71,10 @@ type lineWatch struct {
 	puts     bool                // that watch, or the one being opened, delivers puts
 	opened   int                 // number of the last one
 	idle     *time.Timer         // runs while mine is empty and watching is set
+
+	limit          int   // the operator's limit of slots, the last known; zero if there is none
+	limitAt        int64 // the revision at which it was read; zero if it was not
+	followingLimit bool  // the goroutine that follows the limit has been started
 }
 
 // join adds an entry that is about to be inserted. From then on deletions in the line are delivered
@@ -129,6 +133,8 @@ func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 	e.delivery.Begin()
 	if e.far = a.many; e.far == 0 {
 		e.place = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
+		w.noteLimitLocked(a.limit, a.limitAt)
+		e.place.SetLimit(w.limit)
 	}
 	w.crowded = e.far > w.session.store.sizes.crowd
 	changes := e.changes
@@ -141,6 +147,9 @@ func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 	}
 	if e.state == standing && e.blockingLocked() > 0 && (e.watch == 0 || e.watch != w.open || e.place == nil || w.lacksPutsLocked()) {
 		w.watchLocked()
+	}
+	if e.state == standing && e.blockingLocked() > 0 && e.req.Mode.Slots() > 0 {
+		w.followLimitLocked()
 	}
 	return true
 }
@@ -557,6 +566,7 @@ func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 		case read.complete:
 			if e.place == nil {
 				e.place = line.NewTracker(line.Entry{ID: e.key, Order: e.order, Mode: e.req.Mode}, others)
+				e.place.SetLimit(w.limit)
 			}
 			e.place.Reread(others)
 			e.far, e.followed = 0, nil

@@ -11,7 +11,7 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 	c, rec := newRecordedClient(t, 0)
 	holder, waiter := newClient(t, server(t).Client(t), longTTL), newClient(t, server(t).Client(t), longTTL)
 	name := newName(t)
-	const n = 205 // one request reads 100
+	const n = 205 // one request reads 50, with their limits
 	for i := range n {
 		lock(t, holder, fmt.Sprintf("%s/%03d", name, i))
 	}
@@ -22,7 +22,7 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
+	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "Txn", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
 	if len(lines) != n {
 		t.Fatalf("got %d lines, want %d", len(lines), n)
 	}

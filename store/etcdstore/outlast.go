@@ -84,9 +84,11 @@ func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
 	e := l.entry
 	e.outlasts.Store(true)
 	err = l.entry.session.store.attempt(ctx, func(ctx context.Context) error {
+		keepClaim := e.onClaim(func(key string) clientv3.Op { return clientv3.OpPut(key, e.claimValue(), clientv3.WithLease(l.id)) })
+		ops := append(e.deleteMarkerOps(), append(keepClaim, clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...)
 		resp, err := e.session.store.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
-			Then(append(e.deleteMarkerOps(), clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...).
+			Then(ops...).
 			Commit()
 		if err != nil {
 			e.unanswered.Store(e.unanswered.Load() || !refused(err))

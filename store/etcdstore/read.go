@@ -39,17 +39,17 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 	}
 	lines := make([]store.Line, 0, len(names))
 	contenders := make([][]contender, 0, len(names))
-	for chunk := range slices.Chunk(names, maxReadsPerTxn) {
-		gets := make([]clientv3.Op, 0, len(chunk))
+	for chunk := range slices.Chunk(names, maxReadsPerTxn/2) {
+		gets := make([]clientv3.Op, 0, 2*len(chunk))
 		for _, name := range chunk {
-			gets = append(gets, clientv3.OpGet(s.keys.line(name), clientv3.WithPrefix()))
+			gets = append(gets, s.lineReads(name)...)
 		}
 		resp, err := s.commit(ctx, nil, gets, nil)
 		if err != nil {
 			return nil, s.wrapErr(fmt.Sprintf("read the lines of locks %q to %q", chunk[0], chunk[len(chunk)-1]), err)
 		}
 		for i, name := range chunk {
-			l, cs := s.keys.buildLine(name, resp.Responses[i].GetResponseRange().Kvs)
+			l, cs := s.keys.buildLine(name, resp.Responses[2*i].GetResponseRange().Kvs, resp.Responses[2*i+1].GetResponseRange().Kvs)
 			if len(l.Entries) > 0 {
 				lines, contenders = append(lines, l), append(contenders, cs)
 			}
@@ -102,28 +102,30 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 
 // read reads one line with a linearizable read; see [keys.buildLine].
 func (s *Store) read(ctx context.Context, name string) (store.Line, []contender, error) {
-	var resp *clientv3.GetResponse
-	err := s.attempt(ctx, func(ctx context.Context) (err error) {
-		resp, err = s.cli.Get(ctx, s.keys.line(name), clientv3.WithPrefix())
-		return err
-	})
+	resp, err := s.commit(ctx, nil, s.lineReads(name), nil)
 	if err != nil {
 		return store.Line{}, nil, err
 	}
-	l, cs := s.keys.buildLine(name, resp.Kvs)
+	l, cs := s.keys.buildLine(name, resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs)
 	return l, cs, nil
 }
 
-// buildLine makes a line of the keys that begin with its name and a slash. The contenders are in
-// the order of the line's entries.
-func (k keys) buildLine(name string, kvs []*mvccpb.KeyValue) (store.Line, []contender) {
+// lineReads returns the operations that read a line and its limit.
+func (s *Store) lineReads(name string) []clientv3.Op {
+	return []clientv3.Op{clientv3.OpGet(s.keys.line(name), clientv3.WithPrefix()), clientv3.OpGet(s.keys.limit(name))}
+}
+
+// buildLine makes a line of the keys that begin with its name and a slash, and its limit. The
+// contenders are in the order of the line's entries.
+func (k keys) buildLine(name string, kvs, limit []*mvccpb.KeyValue) (store.Line, []contender) {
 	cs, strays := k.contenders(name, kvs)
 	slices.SortFunc(cs, contender.compare)
-	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
-	admitted := line.Admitted(entries(cs))
+	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs)), Limit: parseLimit(limit)}
+	admitted := line.Admitted(entries(cs), l.Limit)
 	for i, c := range cs {
 		e := storeEntry(c)
-		e.Admitted = admitted[i]
+		// The limit may have been lowered after the entry was admitted.
+		e.Admitted = admitted[i] || l.Limit > 0 && !e.Owner.Obtained.IsZero()
 		if k.overwritten(c) {
 			l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not attached to the lease that it is named after: somebody has "+
 				"overwritten it, and it keeps the lock closed until its owner notices or it is broken", c.ID))
@@ -209,7 +211,13 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		if e.Order != order {
 			continue
 		}
-		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		var claim []clientv3.Op
+		if e.Mode.Slots() > 0 {
+			if claim, err = s.deleteClaimOps(ctx, name, order); err != nil {
+				return store.Entry{}, s.wrapErr(op, err)
+			}
+		}
+		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order), claim...)
 		switch {
 		case err != nil:
 			return store.Entry{}, s.wrapErr(op, err)

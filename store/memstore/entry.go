@@ -19,7 +19,9 @@ type entry struct {
 	req         store.Request // its mode is that after a downgrade
 	order       uint64
 	owner       store.Owner
+	claim       *claim // its slot number, if it has one
 
+	admitted bool
 	gone     bool
 	cause    error
 	out      context.Context // ends when the entry leaves the line
@@ -43,6 +45,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		e = &entry{session: se, lifeSession: se, req: req, order: s.order, owner: req.Owner, delivery: delivery.New(req.Notify)}
 		e.out, e.endEntry = context.WithCancel(context.Background())
 		s.lines[req.Name] = append(s.lines[req.Name], e)
+		s.admitLocked(req.Name)
 		if req.Try && e.standingLocked().State != store.Admitted {
 			holder := s.blockerLocked(e)
 			s.removeLocked(e, nil)
@@ -66,17 +69,19 @@ func (e *entry) standingLocked() store.Standing {
 	if e.gone {
 		return store.Standing{State: store.Gone, Order: e.order, Cause: e.cause}
 	}
+	if e.admitted {
+		return store.Standing{State: store.Admitted, Order: e.order}
+	}
+	s := e.session.store
 	var ahead []line.Mode
-	for _, other := range e.session.store.lines[e.req.Name] {
+	for _, other := range s.lines[e.req.Name] {
 		if other == e {
 			break
 		}
 		ahead = append(ahead, other.req.Mode)
 	}
-	if n := line.Blocking(e.req.Mode, ahead); n > 0 {
-		return store.Standing{State: store.Waiting, Ahead: n, Order: e.order}
-	}
-	return store.Standing{State: store.Admitted, Order: e.order}
+	n := line.Blocking(e.req.Mode.Within(s.limits[e.req.Name]), ahead)
+	return store.Standing{State: store.Waiting, Ahead: n, Order: e.order}
 }
 
 // notifyContendedLocked calls the function that was passed to notifyContended, once, if an entry
@@ -85,9 +90,8 @@ func (e *entry) notifyContendedLocked() {
 	if e.onContended == nil || e.gone {
 		return
 	}
-	entries := e.session.store.lines[e.req.Name]
-	for i, admitted := range e.session.store.admittedLocked(e.req.Name) {
-		if entries[i].order > e.order && !admitted {
+	for _, other := range e.session.store.lines[e.req.Name] {
+		if other.order > e.order && !other.admitted {
 			e.onContended()
 			e.onContended = nil
 			return
@@ -105,8 +109,8 @@ func (e *entry) notifyContended(f func()) {
 
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade,
-		NotifyContended: e.notifyContended,
+		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
+		ClaimNumber: e.claimNumber,
 	}
 }
 

@@ -11,19 +11,21 @@ type Op string
 
 // The operations that faults can be put on.
 const (
-	Open       Op = "open"        // open a session
-	Confirm    Op = "confirm"     // renew a session
-	Enqueue    Op = "enqueue"     // join a line
-	Mark       Op = "mark"        // leave a marker for an entry, or read those of others
-	SetOwner   Op = "set owner"   // change the owner of an entry
-	Downgrade  Op = "downgrade"   // make an exclusive entry shared
-	Withdraw   Op = "withdraw"    // withdraw an entry, at once or after a time
-	Close      Op = "close"       // close a session
-	Read       Op = "read"        // read one or more lines
-	Break      Op = "break"       // break an entry of any session
-	ClearMarks Op = "clear marks" // delete markers
-	Watch      Op = "watch"       // start a watch
-	Notify     Op = "notify"      // deliver an entry's standing, or a change to a watch; only Delay applies
+	Open        Op = "open"         // open a session
+	Confirm     Op = "confirm"      // renew a session
+	Enqueue     Op = "enqueue"      // join a line
+	Mark        Op = "mark"         // leave a marker for an entry, or read those of others
+	SetOwner    Op = "set owner"    // change the owner of an entry
+	Downgrade   Op = "downgrade"    // make an exclusive entry shared
+	ClaimNumber Op = "claim number" // claim a slot number for an entry
+	Withdraw    Op = "withdraw"     // withdraw an entry, at once or after a time
+	Close       Op = "close"        // close a session
+	Read        Op = "read"         // read one or more lines
+	Break       Op = "break"        // break an entry of any session
+	ClearMarks  Op = "clear marks"  // delete markers
+	SetLimit    Op = "set limit"    // set the operator's limit of a line
+	Watch       Op = "watch"        // start a watch
+	Notify      Op = "notify"       // deliver an entry's standing, or a change to a watch; only Delay applies
 )
 
 // Call describes one operation before it is made.

@@ -21,6 +21,7 @@ type Store struct {
 	sessions map[string]*session
 	lines    map[string][]*entry // in order; no empty lines
 	markers  map[string][]*entry // by line name: the entries that have left a marker
+	limits   map[string]int      // by line name: the operator's limits of slots
 	watches  map[*watch]struct{}
 	order    uint64
 	opened   int
@@ -34,6 +35,7 @@ func New() *Store {
 		sessions: make(map[string]*session),
 		lines:    make(map[string][]*entry),
 		markers:  make(map[string][]*entry),
+		limits:   make(map[string]int),
 		watches:  make(map[*watch]struct{}),
 	}
 }
@@ -49,8 +51,9 @@ const (
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
-		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, ClearMarks: s.clearMarks,
-		MinTTL: MinTTL, MaxTTL: MaxTTL,
+		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true, ClearMarks: s.clearMarks,
+		SetLimit: s.setLimit,
+		MinTTL:   MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
@@ -145,13 +148,12 @@ func (s *Store) openLocked(opts store.SessionOptions) *session {
 }
 
 func (s *Store) readLocked(name string) store.Line {
-	l := store.Line{Name: name, Entries: []store.Entry{}}
-	admitted := s.admittedLocked(name)
-	for i, e := range s.lines[name] {
+	l := store.Line{Name: name, Entries: []store.Entry{}, Limit: s.limits[name]}
+	for _, e := range s.lines[name] {
 		l.Entries = append(l.Entries, store.Entry{
 			Order:     e.order,
 			Mode:      e.req.Mode,
-			Admitted:  admitted[i],
+			Admitted:  e.admitted,
 			Session:   e.lifeSession.id,
 			Owner:     e.owner,
 			Remaining: time.Until(e.lifeSession.expires),
@@ -160,12 +162,16 @@ func (s *Store) readLocked(name string) store.Line {
 	return l
 }
 
-func (s *Store) admittedLocked(name string) []bool {
+// admitLocked marks the entries of a line that the rules admit. An admitted entry stays admitted.
+func (s *Store) admitLocked(name string) {
 	entries := make([]line.Entry, 0, len(s.lines[name]))
 	for _, e := range s.lines[name] {
 		entries = append(entries, line.Entry{Order: e.order, Mode: e.req.Mode})
 	}
-	return line.Admitted(entries)
+	for i, admitted := range line.Admitted(entries, s.limits[name]) {
+		e := s.lines[name][i]
+		e.admitted = e.admitted || admitted
+	}
 }
 
 // blockerLocked returns the entry to name as the holder when e is not admitted: the first one that
@@ -223,6 +229,7 @@ func (s *Store) removeFromLocked(name string, cause error, match func(*entry) bo
 	if s.lines[name] = stay; len(stay) == 0 {
 		delete(s.lines, name)
 	}
+	s.admitLocked(name)
 	if cause != nil {
 		for _, e := range gone {
 			s.deliverLocked(e)

@@ -12,9 +12,10 @@
 //	{a}//q   waiters, in the order of arrival                    a sorted set
 //	{a}//h   holders, by order                                   a sorted set
 //	{a}//x   end of each lease, in ms of the server's time       a sorted set
-//	{a}//e   client, session and owner of each entry             a hash
+//	{a}//e   client, session, owner and number of each entry     a hash
 //	{a}//f   the last order given out; kept for a day            a string
 //	{a}//v   ids that a late request must not add (10 minutes)   a sorted set
+//	{a}//l   the operator's limit of slots, and its last change  a string
 //
 // They are in the same slot of a cluster. No lock name contains "//", so none of these is the key
 // of a lock. The first four expire about a minute after the last lease of the line has ended. A

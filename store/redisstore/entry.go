@@ -292,9 +292,7 @@ func (e *entry) leaveOperation() operation {
 
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
-	}
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended, ClaimNumber: e.claimNumber}
 }
 
 // Withdraw implements [store.Ticket].

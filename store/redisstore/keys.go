@@ -29,6 +29,7 @@ const (
 	entriesSuffix = "//e"
 	fenceSuffix   = "//f"
 	voidsSuffix   = "//v"
+	limitSuffix   = "//l"
 )
 
 func (k keys) forLine(name string) lineKeys {
@@ -40,7 +41,7 @@ func (k keys) forLine(name string) lineKeys {
 func (l lineKeys) all() []string {
 	return []string{
 		l.lock, l.side + queueSuffix, l.side + holdersSuffix, l.side + leasesSuffix,
-		l.side + entriesSuffix, l.side + fenceSuffix, l.side + voidsSuffix,
+		l.side + entriesSuffix, l.side + fenceSuffix, l.side + voidsSuffix, l.side + limitSuffix,
 	}
 }
 

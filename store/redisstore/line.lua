@@ -2,7 +2,8 @@
 --
 -- KEYS: the lock's key; the queue of waiters, by arrival; the holders, by order; the ends of all
 -- leases, in milliseconds; the information about the entries; the last order given out; the void
--- entries, which must not be put in (again); and for join, if it is on this server, the session.
+-- entries, which must not be put in (again); the operator's limit of slots; and for join, if it is on
+-- this server, the session.
 --
 -- ARGV: the operation; the command that publishes to clients, and the prefix of their channels; the
 -- channel on which changes are published, or "", and the name to publish there; then the arguments
@@ -19,7 +20,7 @@
 -- the two differ, another client has deleted or replaced the key, and the former holders have lost
 -- the lock.
 
-local K, Q, H, X, E, F, V, session = unpack(KEYS)
+local K, Q, H, X, E, F, V, L, session = unpack(KEYS)
 local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local VOID = 600000       -- how long a void entry is remembered
@@ -41,8 +42,18 @@ end
 if op == 'read' then
 	return {
 		string.format('%.0f', now), value, redis.call('PTTL', K), redis.call('ZRANGE', H, 0, -1, 'WITHSCORES'),
-		redis.call('ZRANGE', Q, 0, -1, 'WITHSCORES'), redis.call('ZRANGE', X, 0, -1, 'WITHSCORES'), redis.call('HGETALL', E),
+		redis.call('ZRANGE', Q, 0, -1, 'WITHSCORES'), redis.call('ZRANGE', X, 0, -1, 'WITHSCORES'), redis.call('HGETALL', E), redis.call('GET', L),
 	}
+end
+
+-- Returns how many of the n slots that an entry asks for count, by the operator's limit.
+local limit
+local function within(n)
+	if not limit then
+		limit = tonumber(string.match(redis.call('GET', L) or '', '^%d+') or 0)
+		if limit == 0 then limit = LAST end
+	end
+	return math.min(n, limit)
 end
 
 local downgraded -- the id of the holder that was exclusive and is shared
@@ -55,6 +66,8 @@ end
 local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(.*)$') end
 
 local function parts(id) return split(redis.call('HGET', E, id)) end
+
+local NUMBER = 'number ' -- followed by the id of an entry: the field with its slot number and the order of that claim
 
 -- MARK is followed by the id of the first entry that held the lock after it was free, or by that of a
 -- downgraded entry and ".s".
@@ -187,7 +200,7 @@ end
 -- its place.
 local function remove(id)
 	if redis.call('ZREM', X, id) == 0 then return false end
-	redis.call('HDEL', E, id)
+	redis.call('HDEL', E, id, NUMBER .. id)
 	disarm(id)
 	if id == downgraded then
 		redis.call('HDEL', E, 'downgraded')
@@ -249,7 +262,7 @@ local function admissible(m)
 		least = LAST
 		for _, id in ipairs(redis.call('ZRANGE', H, 0, -1)) do least = math.min(least, tonumber(mode(id))) end
 	end
-	return count < math.min(least, tonumber(m))
+	return count < math.min(least, within(tonumber(m)))
 end
 
 local function admit(id, place)
@@ -345,7 +358,7 @@ end
 -- returns the largest possible number instead of counting.
 local function ahead(id, rank)
 	local m = mode(id)
-	local others, same, slots = 0, 0, tonumber(m) or LAST
+	local others, same, slots = 0, 0, tonumber(m) and within(tonumber(m)) or LAST
 	if foreign then others = 1 end
 	if m == 'x' or count + rank > 100 then return math.max(others + count + rank, 1) end
 	local function count_in(id)
@@ -578,6 +591,33 @@ if op == 'downgrade' then
 	return there and 1 or 0
 end
 
+-- number id: gives a holder of a slot the smallest number that no other holder has, unless it has one.
+-- Returns the number and the order of the claim. If the entry holds no slot, returns "gone"; if all
+-- numbers are taken, "none".
+if op == 'number' then
+	local id = ARGV[6]
+	settle()
+	finish()
+	local slots = tonumber(mode(id))
+	if not slots or not redis.call('ZSCORE', H, id) then return { 'gone' } end
+	local known = redis.call('HGET', E, NUMBER .. id)
+	if not known then
+		local taken, n = {}, 0
+		for _, holder in ipairs(redis.call('ZRANGE', H, 0, -1)) do
+			local other = string.match(redis.call('HGET', E, NUMBER .. holder) or '', '^%d+')
+			if other then taken[tonumber(other)] = true end
+		end
+		while taken[n] do n = n + 1 end
+		if n >= within(slots) then return { 'none' } end
+		local place = fence()
+		if not place then return redis.error_reply(EXHAUSTED) end
+		known = n .. ' ' .. place
+	end
+	redis.call('HSET', E, NUMBER .. id, known) -- also if it is there: see doReplicated
+	local n, place = string.match(known, '^(%d+) (%d+)$')
+	return { n, place }
+end
+
 -- arm id: has the client notified when an entry waits behind this one. Returns whether one does
 -- already.
 if op == 'arm' then
@@ -591,6 +631,23 @@ if op == 'arm' then
 	disarm(id)
 	redis.call('HSET', E, 'armed', (armed and armed .. ' ' or '') .. id)
 	return 0
+end
+
+-- limit n change expected: sets the operator's limit of slots, or removes it if n is 0, unless the last
+-- change is neither the expected one nor this one. Returns the last change. A removed limit is remembered
+-- as long as a request in flight might set it again. There are as many holders as before, or more.
+if op == 'limit' then
+	local n, change, expected = ARGV[6], ARGV[7], ARGV[8]
+	local last = string.match(redis.call('GET', L) or '', '%S+$') or ''
+	if last == change or last == expected then
+		last = change
+		redis.call('SET', L, n .. ' ' .. change) -- also if it is there: see doReplicated
+		if n == '0' then redis.call('PEXPIRE', L, VOID) end
+		limit, changed = nil, true
+	end
+	settle()
+	finish()
+	return last
 end
 
 -- break order: evicts the entry with that order. Returns whether there was one.

@@ -146,7 +146,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]store.Line, error) 
 			return nil, r.err
 		}
 		parts, err := r.ToArray()
-		if err != nil || len(parts) != 7 {
+		if err != nil || len(parts) != 8 {
 			return nil, errors.New("unexpected script reply")
 		}
 		lines = append(lines, parseLine(names[i], parts))
@@ -155,8 +155,8 @@ func (s *Store) read(ctx context.Context, names []string) ([]store.Line, error) 
 }
 
 // parseLine converts the script's reply: the time, the value of the lock's key and its TTL, the
-// holders and the waiters with their orders, the ends of all leases, and the information about the
-// entries.
+// holders and the waiters with their orders, the ends of all leases, the information about the
+// entries, and the limit.
 func parseLine(name string, parts []message) store.Line {
 	l := store.Line{Name: name, Entries: []store.Entry{}}
 	text, _ := parts[0].ToString()
@@ -169,6 +169,9 @@ func parseLine(name string, parts []message) store.Line {
 		ends[lease[0]] = parseInt(lease[1])
 	}
 	known, _ := parts[6].AsStrMap()
+	if limit, err := parts[7].ToString(); err == nil { // otherwise there is none
+		l.Limit = parseLimit(limit)
+	}
 
 	ours := there && value == known["held"]
 	add := func(members [][2]string, admitted bool) {

@@ -136,9 +136,8 @@ func ClientOptions(addrs ...string) rueidis.ClientOption {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true,
-		Downgrades: true, Contention: true,
-		MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
+		SetLimit: s.setLimit, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

@@ -47,6 +47,7 @@
 //   - [Fencing]: the topics order and break, and the tests in other topics that break an entry;
 //   - [ReleaseAfter], [Markers], [OwnerUpdates], [Downgrades] and [Contention]: the topics outlast,
 //     marker, owner, downgrade and contended;
+//   - [SlotNumbers] and [Limits]: the topics numbers and limit;
 //   - [WaitersOrders]: the test that breaks a waiter;
 //   - [Cut]: the topic outage, and the tests in other topics that need an outage.
 //

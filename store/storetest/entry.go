@@ -83,7 +83,7 @@ func (p *entry) check(now store.Standing, afterWithdraw bool) {
 		wrong("the entry had gone")
 	case last.State == store.Admitted && now.State == store.Waiting:
 		wrong("an admitted entry stays admitted")
-	case last.State == store.Waiting && now.State == store.Waiting && now.Ahead > last.Ahead && caps.Fair:
+	case last.State == store.Waiting && now.State == store.Waiting && now.Ahead > last.Ahead && caps.Fair && !p.client.w.limited.Load():
 		wrong("entries join at the end, not in front")
 	case last.Order != 0 && now.State == store.Admitted && now.Order != last.Order:
 		wrong("the order of an entry does not change")

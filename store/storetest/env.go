@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +37,8 @@ type testEnv struct {
 	prefix string
 	opened int
 	named  int // number of names returned by newName
+
+	limited atomic.Bool // a limit was set, so entries may have to wait for more others than before
 
 	mu     sync.Mutex
 	broken []string // violations reported by goroutines other than the test's

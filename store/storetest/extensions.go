@@ -17,6 +17,12 @@ func extensions(s suite) {
 		if w.caps.Downgrades && !w.caps.SharedModes {
 			t.Error("the store has Downgrades but not SharedModes; a downgraded entry is shared")
 		}
+		if w.caps.SlotNumbers && !(w.caps.SharedModes && w.caps.Fencing) {
+			t.Error("the store has SlotNumbers but not SharedModes and Fencing")
+		}
+		if w.caps.SetLimit != nil && !w.caps.SharedModes {
+			t.Error("the store has SetLimit but not SharedModes")
+		}
 		name := w.name("lock")
 		held, other := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		withdrawn := w.openKept().hold(w.name("other"), line.Exclusive)
@@ -44,6 +50,7 @@ func checkExtensions(t *testing.T, caps store.Capabilities, e store.Extensions) 
 		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
 		{"Downgrade", "Downgrades", e.Downgrade != nil, caps.Downgrades},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
+		{"ClaimNumber", "SlotNumbers", e.ClaimNumber != nil, caps.SlotNumbers},
 	} {
 		if f.set != f.want {
 			t.Errorf("tickets have %s: %v; the store has the capability %s: %v; want the same", f.function, f.set, f.capability, f.want)

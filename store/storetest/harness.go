@@ -69,6 +69,8 @@ const (
 	OwnerUpdates  Ability = "changing the owner of an entry (Capabilities.OwnerUpdates)"
 	Downgrades    Ability = "making an exclusive entry shared (Capabilities.Downgrades)"
 	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
+	SlotNumbers   Ability = "numbers of slots (Capabilities.SlotNumbers)"
+	Limits        Ability = "the operator's limit of slots (Capabilities.SetLimit)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
 	Cut           Ability = "disconnecting a session from the server (Harness.Cut)"
@@ -89,6 +91,8 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{OwnerUpdates, caps.OwnerUpdates},
 		{Downgrades, caps.Downgrades},
 		{Contention, caps.Contention},
+		{SlotNumbers, caps.SlotNumbers},
+		{Limits, caps.SetLimit != nil},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
 		{Cut, h.Cut != nil},
@@ -159,6 +163,8 @@ func Run(t *testing.T, h Harness) {
 		{"lines", lines, nil},
 		{"watch", watching, nil},
 		{"contended", contended, []Ability{Fair, Contention}},
+		{"numbers", numbers, []Ability{SharedModes, Fencing, SlotNumbers}},
+		{"limit", limits, []Ability{SharedModes, Limits}},
 		{"concurrency", concurrency, nil},
 		{"sessions", sessions, nil},
 		{"outage", outage, []Ability{Cut}},

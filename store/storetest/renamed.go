@@ -29,13 +29,18 @@ func (r *renamed) Capabilities() store.Capabilities {
 	inner := r.inner.Capabilities()
 	c := store.Capabilities{
 		Kind: inner.Kind, Fair: inner.Fair, SharedModes: inner.SharedModes, Fencing: inner.Fencing,
-		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Downgrades: inner.Downgrades,
-		Contention: inner.Contention,
-		MinTTL:     inner.MinTTL, MaxTTL: inner.MaxTTL,
+		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Downgrades: inner.Downgrades, Contention: inner.Contention,
+		SlotNumbers: inner.SlotNumbers,
+		MinTTL:      inner.MinTTL, MaxTTL: inner.MaxTTL,
 	}
 	if inner.ClearMarks != nil {
 		c.ClearMarks = func(ctx context.Context, name string, orders []uint64) error {
 			return inner.ClearMarks(ctx, r.prefix+name, orders)
+		}
+	}
+	if inner.SetLimit != nil {
+		c.SetLimit = func(ctx context.Context, name string, limit int) error {
+			return inner.SetLimit(ctx, r.prefix+name, limit)
 		}
 	}
 	return c

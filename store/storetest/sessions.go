@@ -20,10 +20,11 @@ func sessions(s suite) {
 			t.Errorf("MinTTL is %v and MaxTTL %v, want a range with the harness's TTL %v", caps.MinTTL, caps.MaxTTL, w.h.TTL)
 		}
 		again := w.stores[0].Capabilities()
-		clears, clearsAgain := caps.ClearMarks != nil, again.ClearMarks != nil
-		caps.ClearMarks, again.ClearMarks = nil, nil // functions cannot be compared
-		if clears != clearsAgain || !reflect.DeepEqual(caps, again) {
-			t.Errorf("the capabilities changed from %+v, ClearMarks %v, to %+v, %v", caps, clears, again, clearsAgain)
+		functions := [2]bool{caps.ClearMarks != nil, caps.SetLimit != nil} // they cannot be compared
+		functionsAgain := [2]bool{again.ClearMarks != nil, again.SetLimit != nil}
+		caps.ClearMarks, again.ClearMarks, caps.SetLimit, again.SetLimit = nil, nil, nil, nil
+		if functions != functionsAgain || !reflect.DeepEqual(caps, again) {
+			t.Errorf("the capabilities changed from %+v, functions %v, to %+v, %v", caps, functions, again, functionsAgain)
 		}
 	})
 

@@ -95,11 +95,12 @@ func (c *client) list(ctx context.Context, dir string) ([]string, error) {
 	})
 }
 
-// remove deletes a node, and reports whether it existed. An attempt whose outcome is unknown,
-// followed by one that finds no node, counts as deleted: some request has deleted it.
-func (c *client) remove(ctx context.Context, path string) (bool, error) {
+// remove deletes a node, and its claim if that is not empty, and reports whether the node existed. An
+// attempt whose outcome is unknown, followed by one that finds no node, counts as deleted: some request
+// has deleted it.
+func (c *client) remove(ctx context.Context, path, claim string) (bool, error) {
 	return attempt(ctx, c, func(before int) (bool, error) {
-		err := c.Delete(path, -1)
+		err := c.deleteBoth(path, claim)
 		if errors.Is(err, zk.ErrNoNode) {
 			return before > 0, nil
 		}

@@ -39,6 +39,7 @@ type entry struct {
 	ended      atomic.Int32
 	unanswered atomic.Int32
 	version    atomic.Int32 // of the node's data, the last known
+	number     claimState
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -74,7 +75,7 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 	if err != nil {
 		return nil, g.store.wrapErr(op, err)
 	}
-	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify)}
+	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify), number: newClaimState()}
 	if err := g.place(ctx, e); err != nil {
 		return nil, err
 	}
@@ -107,19 +108,23 @@ func (e *entry) enter(ctx context.Context) error {
 		return err
 	}
 	ahead, err := e.entriesAhead(ctx, children)
+	limit := 0
+	if err == nil {
+		limit, err = e.readLimit(ctx)
+	}
 	switch {
 	case err != nil:
 	case e.otherKind(ahead):
 		// This entry must not delay those of the line's kind.
 		e.undo(ctx)
 		return e.kindErr(ctx, ahead[0])
-	case e.req.Try && !line.Admits(e.req.Mode, modes(ahead)):
+	case e.req.Try && !line.Admits(e.req.Mode.Within(limit), modes(ahead)):
 		// The line was free in the first listing, and another client was faster. This entry must
 		// not delay it.
 		e.undo(ctx)
 		_, held := e.heldBy(ctx, ahead)
 		return held
-	case !e.line.markStanding(e, ahead):
+	case !e.line.markStanding(e, ahead, limit):
 		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
@@ -145,7 +150,11 @@ func (e *entry) checkFree(ctx context.Context) error {
 	for n := 0; ; n++ {
 		exact := n > 0 // a server that lags may show an entry that has left
 		cs, err := e.session.list(ctx, e.line.dir, exact)
-		if err != nil || line.Admits(e.req.Mode, modes(cs)) {
+		if err != nil {
+			return err
+		}
+		limit, err := e.readLimit(ctx)
+		if err != nil || line.Admits(e.req.Mode.Within(limit), modes(cs)) {
 			return err
 		}
 		if !exact {
@@ -165,7 +174,16 @@ func (e *entry) checkFree(ctx context.Context) error {
 // list lists a line. An exact listing includes everything that had happened when list was called. A
 // directory that does not exist is an empty line.
 func (se *session) list(ctx context.Context, dir string, exact bool) ([]contender, error) {
-	children, err := attempt(ctx, se.client, func(int) ([]string, error) {
+	children, err := se.children(ctx, dir, exact)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return contenders(children), err
+}
+
+// children returns the children of a node; see list.
+func (se *session) children(ctx context.Context, dir string, exact bool) ([]string, error) {
+	return attempt(ctx, se.client, func(int) ([]string, error) {
 		connection := se.connection.Load()
 		if exact {
 			if _, err := se.client.Sync(dir); err != nil {
@@ -178,10 +196,6 @@ func (se *session) list(ctx context.Context, dir string, exact bool) ([]contende
 		}
 		return children, err
 	})
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
-	}
-	return contenders(children), err
 }
 
 var errMoved = errors.New("the connection was lost between two requests that must reach the same server")
@@ -249,7 +263,7 @@ func (e *entry) createNode(ctx context.Context) (children []string, err error) {
 				return c.children, nil
 			}
 		case errors.Is(c.err, zk.ErrNoNode):
-			err = e.session.makeDir(ctx, e.line.dir)
+			err = e.session.store.makeDir(ctx, e.session.client, e.line.dir)
 		case refused(c.err):
 			e.releaseBytes()
 			return nil, c.err
@@ -405,20 +419,20 @@ func (e *entry) unseenErr(c contender) error {
 
 // makeDir creates a directory and its parents. They are containers: ZooKeeper deletes them when
 // they have been empty for a while, and the numbers in the next one start at zero.
-func (se *session) makeDir(ctx context.Context, dir string) error {
-	_, err := attempt(ctx, se.client, func(int) (string, error) {
+func (s *Store) makeDir(ctx context.Context, c *client, dir string) error {
+	_, err := attempt(ctx, c, func(int) (string, error) {
 		// Not CreateContainer, which has a data race when the session is closed. See serverConn.
-		return se.client.Create(dir, nil, zk.FlagContainer, se.store.acl)
+		return c.Create(dir, nil, zk.FlagContainer, s.acl)
 	})
 	switch {
 	case errors.Is(err, zk.ErrNodeExists):
 		return nil
 	case errors.Is(err, zk.ErrNoNode) && strings.Count(dir, "/") > 1:
 		above, _ := split(dir)
-		if err := se.makeDir(ctx, above); err != nil {
+		if err := s.makeDir(ctx, c, above); err != nil {
 			return err
 		}
-		return se.makeDir(ctx, dir)
+		return s.makeDir(ctx, c, dir)
 	}
 	return err
 }
@@ -468,7 +482,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 	client, path := e.session.client, join(e.line.dir, name)
 	_, err := attempt(ctx, client, func(int) (struct{}, error) {
 		e.unanswered.Add(1)
-		err := client.Delete(path, -1)
+		err := e.deleteNode(path)
 		if err == nil {
 			e.recordEnding(withdrawn)
 		}
@@ -486,13 +500,16 @@ func (e *entry) remove(ctx context.Context, name string) error {
 		e.recordEnding(end)
 		return struct{}{}, nil
 	})
+	if err == nil && e.number.mayExist() {
+		e.session.life.Start(e.removeClaim)
+	}
 	return err
 }
 
 // Extensions implements [store.Ticket]. An entry cannot outlast its session, because its node is
 // ephemeral, and so is everything else it could leave.
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended, Key: e.path()}
+	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended, ClaimNumber: e.claimNumber, Key: e.path()}
 }
 
 // Withdraw implements [store.Ticket].

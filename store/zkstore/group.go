@@ -21,9 +21,13 @@ import (
 const maxSessionBytes = 512 << 10
 
 // sizeIn is what an entry in a directory adds to the transaction: a length of four bytes, and the
-// path with the longest number that ZooKeeper may append.
+// path with the longest number that ZooKeeper may append. The entry of a slot may add another path.
 func (e *entry) sizeIn(dir string, readWrite bool) int64 {
-	return int64(4 + len(join(dir, nodePrefix(e.guid, e.req.Mode, readWrite))) + len("-2147483648"))
+	size := int64(4 + len(join(dir, nodePrefix(e.guid, e.req.Mode, readWrite))) + len("-2147483648"))
+	if e.req.Mode.Slots() > 0 {
+		size += maxClaimBytes(dir) // it may claim a number
+	}
+	return size
 }
 
 // group is a [store.Session]: one ZooKeeper session, and further ones if there are more entries

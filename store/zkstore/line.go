@@ -46,6 +46,8 @@ type follower struct {
 	unreadable bool                // some entries may not be read
 	watched    bool                // the directory has a watch
 	readings   int                 // how many reads have begun
+	limit      int                 // the operator's limit of slots, the last known; zero if there is none
+	limitStale bool                // the limit must be read
 }
 
 // join registers an entry that is about to be created. It adds size bytes to the transaction that
@@ -66,6 +68,8 @@ func (se *session) join(e *entry, size int64) error {
 			session: se, name: e.req.Name, dir: dir,
 			wakeup: work.NewSignal(),
 			mine:   make(map[*entry]struct{}),
+
+			limitStale: true,
 		}
 		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[dir] = w
@@ -79,11 +83,15 @@ func (se *session) join(e *entry, size int64) error {
 
 // markStanding records that an entry is in the line, because its node has been created, and
 // delivers its standing. It returns false if the session has ended meanwhile.
-func (w *follower) markStanding(e *entry, ahead []contender) bool {
+func (w *follower) markStanding(e *entry, ahead []contender, limit int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
 		return false
+	}
+	if e.req.Mode.Slots() > 0 && limit != w.limit {
+		w.limit, w.limitStale = limit, true // for the entries that joined before
+		w.wakeLocked()
 	}
 	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
 	e.delivery.Begin()
@@ -159,8 +167,14 @@ func (w *follower) close(cause error, lost bool) {
 	}
 }
 
-// blocking returns how many entries must leave before the entry is next.
-func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
+// blocking returns how many entries must leave before the entry is next. An admitted entry stays
+// admitted, also if the limit of slots is lowered.
+func (e *entry) blocking() int {
+	if e.delivery.Admitted() {
+		return 0
+	}
+	return line.Blocking(e.req.Mode.Within(e.line.limit), modes(e.ahead))
+}
 
 // deliverLocked delivers an entry's standing.
 func (w *follower) deliverLocked(e *entry) {
@@ -234,6 +248,9 @@ func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 // goneLocked ends an entry that is no longer in the line, and delivers that.
 func (w *follower) goneLocked(e *entry, cause error) {
 	e.recordEnding(takenOut)
+	if e.number.mayExist() {
+		w.session.life.Start(e.removeClaim) // the client that removed the entry may have left it
+	}
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
 	w.dropEntryLocked(e)
 }
@@ -339,7 +356,7 @@ func (se *session) reconnected() {
 func (w *follower) reconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.watched = false
+	w.watched, w.limitStale = false, true
 	for e := range w.mine {
 		if e.state != standing {
 			continue
@@ -412,7 +429,7 @@ func (w *follower) run() {
 		case <-ticker.C:
 			if w.waiting() {
 				w.mu.Lock()
-				w.stale = true
+				w.stale, w.limitStale = true, true
 				w.mu.Unlock()
 			}
 		case <-w.ctx.Done():
@@ -430,6 +447,9 @@ func (w *follower) run() {
 
 func (w *follower) catchUp() error {
 	if err := w.reread(); err != nil {
+		return err
+	}
+	if err := w.followLimit(); err != nil {
 		return err
 	}
 	return w.watchNodes()

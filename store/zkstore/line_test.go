@@ -47,7 +47,7 @@ func (lt *lineTest) newEntry(mode line.Mode) *entry {
 func (e *entry) join(listing ...string) {
 	cs := contenders(listing)
 	e.node = cs[len(cs)-1]
-	e.line.markStanding(e, cs[:len(cs)-1])
+	e.line.markStanding(e, cs[:len(cs)-1], 0)
 }
 
 // A Curator writer becomes a reader, and leaves as a writer, while a read is in flight that was

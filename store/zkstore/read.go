@@ -39,56 +39,95 @@ func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error)
 	return l, err
 }
 
-// Lines implements [store.Store]. It reads every node below the store's root whose path may be the
+// Lines implements [store.Store]. It lists every node below the store's root whose path may be the
 // beginning of a name with the prefix. So if the ensemble also stores other data, give Stile its
-// own root.
+// own root. The requests of a listing are made side by side, and it goes on as long as they are
+// answered.
 func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, err error) {
-	err = s.withReader(ctx, "list the lines", func(ctx context.Context, c *client) error {
+	err = s.withReaderWhileAnswered(ctx, s.patience, "list the lines", func(ctx context.Context, c *client, answered func()) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
 			return err
 		}
-		names, err := s.names(ctx, c, "", prefix)
+		found, err := s.list(ctx, c, prefix, answered)
 		if err != nil {
 			return err
 		}
-		slices.Sort(names)
-		lines = make([]store.Line, 0, len(names))
-		for _, name := range names {
-			l, _, err := s.read(ctx, c, name)
-			if err != nil {
-				return err
-			}
-			if len(l.Entries) > 0 {
-				lines = append(lines, l)
+		if err := s.readEntries(ctx, c, found, answered); err != nil {
+			return err
+		}
+		slices.SortFunc(found, func(a, b *listing) int { return strings.Compare(a.name, b.name) })
+		lines = make([]store.Line, 0, len(found))
+		for _, l := range found {
+			if line, _ := s.lineOf(l); len(line.Entries) > 0 {
+				lines = append(lines, line)
 			}
 		}
 		return nil
 	})
-	return lines, err
-}
-
-// names returns the names that begin with prefix and have a line, at or below the directory of
-// name. Directories that the client may not read count as empty.
-func (s *Store) names(ctx context.Context, c *client, name, prefix string) ([]string, error) {
-	children, err := c.list(ctx, s.dirOf(name))
-	switch {
-	case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
-		return nil, nil
-	case err != nil:
+	if err != nil {
 		return nil, err
 	}
-	var names []string
-	if name != "" && strings.HasPrefix(name, prefix) && len(contenders(children)) > 0 {
-		names = append(names, name)
+	return lines, nil
+}
+
+// A listing is the contenders of one line, and what their nodes contain.
+type listing struct {
+	name       string
+	contenders []contender
+	entries    []store.Entry
+	errs       []error
+	limited    bool // there is a limit
+	limit      int
+	limitErr   error
+}
+
+func newListing(name string, children []string) *listing {
+	cs := contenders(children)
+	return &listing{
+		name: name, contenders: cs, entries: make([]store.Entry, len(cs)), errs: make([]error, len(cs)),
+		limited: slices.Contains(children, limitNode),
 	}
-	for _, below := range s.below(name, prefix, children) {
-		more, err := s.names(ctx, c, below, prefix)
-		if err != nil {
-			return nil, err
+}
+
+// list returns the lines whose names begin with prefix, without what their nodes contain.
+// Directories that the client may not read count as empty.
+func (s *Store) list(ctx context.Context, c *client, prefix string, answered func()) (found []*listing, err error) {
+	for level := []string{""}; len(level) > 0; {
+		children, errs := make([][]string, len(level)), make([]error, len(level))
+		inParallel(len(level), func(i int) {
+			children[i], errs[i] = c.list(ctx, s.dirOf(level[i]))
+			answered()
+		})
+		var below []string
+		for i, name := range level {
+			switch err := errs[i]; {
+			case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
+				continue
+			case err != nil:
+				return nil, err
+			}
+			if l := newListing(name, children[i]); name != "" && strings.HasPrefix(name, prefix) && len(l.contenders) > 0 {
+				found = append(found, l)
+			}
+			below = append(below, s.below(name, prefix, children[i])...)
 		}
-		names = append(names, more...)
+		level = below
 	}
-	return names, nil
+	return found, nil
+}
+
+// inParallel calls f with 0 to n-1, up to maxInFlight of them at the same time.
+func inParallel(n int, f func(i int)) {
+	var all sync.WaitGroup
+	places := make(chan struct{}, maxInFlight)
+	for i := range n {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			f(i)
+		})
+	}
+	all.Wait()
 }
 
 // dirOf returns the directory of a name, or the top for the empty one.
@@ -125,34 +164,68 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return store.Line{}, nil, err
 	}
-	cs := contenders(children)
-	entries := make([]store.Entry, len(cs))
-	errs := make([]error, len(cs))
-	var reading sync.WaitGroup
-	places := make(chan struct{}, maxInFlight)
-	for i, who := range cs {
-		places <- struct{}{}
-		reading.Go(func() {
-			defer func() { <-places }()
-			entries[i], errs[i] = readEntry(ctx, c, dir, who)
-		})
+	l := newListing(name, children)
+	if err := s.readEntries(ctx, c, []*listing{l}, func() {}); err != nil {
+		return store.Line{}, nil, err
 	}
-	reading.Wait()
+	line, there := s.lineOf(l)
+	return line, there, nil
+}
 
-	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
-	there := make([]contender, 0, len(cs))
-	for i, e := range entries {
-		switch {
-		case errors.Is(errs[i], zk.ErrNoNode):
-			continue // left meanwhile
-		case errs[i] != nil:
-			return store.Line{}, nil, errs[i]
-		}
-		e.Admitted = line.Admits(e.Mode, modes(there))
-		l.Entries, there = append(l.Entries, e), append(there, cs[i])
-		l.Remarks = append(l.Remarks, s.remarks(dir, cs[i], e)...)
+// readEntries reads the nodes of listed lines, and their limits. A node that has left meanwhile has
+// [zk.ErrNoNode].
+func (s *Store) readEntries(ctx context.Context, c *client, listings []*listing, answered func()) error {
+	type node struct {
+		of *listing
+		i  int
 	}
-	return l, there, nil
+	const limit = -1
+	var nodes []node
+	for _, l := range listings {
+		if l.limited {
+			nodes = append(nodes, node{l, limit})
+		}
+		for i := range l.contenders {
+			nodes = append(nodes, node{l, i})
+		}
+	}
+	inParallel(len(nodes), func(i int) {
+		l, n := nodes[i].of, nodes[i].i
+		if dir := s.paths.dir(l.name); n == limit {
+			l.limit, _, l.limitErr = c.limitAt(ctx, join(dir, limitNode))
+		} else {
+			l.entries[n], l.errs[n] = readEntry(ctx, c, dir, l.contenders[n])
+		}
+		answered()
+	})
+	for _, n := range nodes {
+		err := n.of.limitErr
+		if n.i != limit {
+			err = n.of.errs[n.i]
+		}
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+	}
+	return nil
+}
+
+// lineOf returns the line of a listing whose entries have been read, and the contenders that are still
+// there.
+func (s *Store) lineOf(listed *listing) (store.Line, []contender) {
+	l := store.Line{Name: listed.name, Entries: make([]store.Entry, 0, len(listed.entries)), Limit: listed.limit}
+	there := make([]contender, 0, len(listed.entries))
+	for i, e := range listed.entries {
+		if listed.errs[i] != nil {
+			continue // it has left
+		}
+		c := listed.contenders[i]
+		// The limit may have been lowered after the entry was admitted.
+		e.Admitted = line.Admits(e.Mode.Within(l.Limit), modes(there)) || l.Limit > 0 && !e.Owner.Obtained.IsZero()
+		l.Entries, there = append(l.Entries, e), append(there, c)
+		l.Remarks = append(l.Remarks, s.remarks(s.paths.dir(listed.name), c, e)...)
+	}
+	return l, there
 }
 
 // remarks returns what an operator should know about an entry of another client.
@@ -210,7 +283,13 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (broken st
 		if i < 0 {
 			return gone
 		}
-		removed, err := c.remove(ctx, join(s.paths.dir(name), cs[i].name))
+		dir, claim := s.paths.dir(name), ""
+		if l.Entries[i].Mode.Slots() > 0 {
+			if claim, err = c.claimOf(ctx, dir, cs[i].name); err != nil {
+				return err
+			}
+		}
+		removed, err := c.remove(ctx, join(dir, cs[i].name), claim)
 		if err == nil && !removed {
 			return gone
 		}

@@ -78,14 +78,26 @@ func (s *Store) withReader(ctx context.Context, op string, requests func(context
 func (s *Store) withReaderTimeout(
 	ctx context.Context, timeout time.Duration, op string, requests func(context.Context, *client) error,
 ) error {
-	bounded, cancel := context.WithTimeoutCause(ctx, timeout, noAnswerError(timeout))
-	defer cancel()
+	return s.withReaderWhileAnswered(ctx, timeout, op, func(ctx context.Context, c *client, _ func()) error {
+		return requests(ctx, c)
+	})
+}
+
+// withReaderWhileAnswered is withReader for any number of requests. The timeout begins anew with each
+// call of answered, so many requests may take long in all.
+func (s *Store) withReaderWhileAnswered(
+	ctx context.Context, timeout time.Duration, op string, requests func(ctx context.Context, c *client, answered func()) error,
+) error {
+	bounded, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(timeout, func() { cancel(noAnswerError(timeout)) })
+	defer timer.Stop()
 	c, err := s.reader()
 	if err == nil {
 		err = c.await(bounded)
 	}
 	if err == nil {
-		err = requests(bounded, c)
+		err = requests(bounded, c, func() { timer.Reset(timeout) })
 	}
 	if err != nil && !errors.Is(err, store.ErrGone) {
 		return s.wrapErr(op, attempts.WithContextErr(ctx, err))

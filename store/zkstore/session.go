@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -177,6 +178,9 @@ func (se *session) handle(ev zk.Event) {
 		se.connection.Add(1)
 		se.checkGranted()
 		se.reconnected()
+	case strings.HasSuffix(ev.Path, "/"+limitNode):
+		dir, _ := split(ev.Path)
+		se.limitChanged(dir)
 	case ev.Type == zk.EventNodeDeleted:
 		se.nodeGone(ev.Path, se.own.asking(ev.Path))
 	case ev.Type == zk.EventNodeDataChanged:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -101,28 +102,34 @@ func (c *changes) catchUp(ctx context.Context) error {
 	for dir := range dirty {
 		delete(c.below, dir)
 	}
-	return c.walk(ctx, "")
+	return c.walk(ctx)
 }
 
-// walk makes sure that the directory of name, and those below, are watched.
-func (c *changes) walk(ctx context.Context, name string) error {
-	dir := c.store.dirOf(name)
-	below, watched := c.below[dir]
-	if !watched {
-		children, err := c.watch(ctx, dir)
-		switch {
-		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
-			return nil // deleted, which the watch of its parent reports; or not readable
-		case err != nil:
-			return err
+// walk makes sure that all directories are watched that may have a lock whose name begins with the
+// prefix.
+func (c *changes) walk(ctx context.Context) error {
+	for level := []string{""}; len(level) > 0; {
+		unwatched := slices.DeleteFunc(slices.Clone(level), func(name string) bool {
+			_, watched := c.below[c.store.dirOf(name)]
+			return watched
+		})
+		children, errs := make([][]string, len(unwatched)), make([]error, len(unwatched))
+		inParallel(len(unwatched), func(i int) { children[i], errs[i] = c.watch(ctx, c.store.dirOf(unwatched[i])) })
+		for i, name := range unwatched {
+			switch err := errs[i]; {
+			case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
+				// Deleted, which the watch of its parent reports; or not readable.
+			case err != nil:
+				return err
+			default:
+				c.below[c.store.dirOf(name)] = c.store.below(name, c.prefix, children[i])
+			}
 		}
-		below = c.store.below(name, c.prefix, children)
-		c.below[dir] = below
-	}
-	for _, n := range below {
-		if err := c.walk(ctx, n); err != nil {
-			return err
+		var below []string
+		for _, name := range level {
+			below = append(below, c.below[c.store.dirOf(name)]...)
 		}
+		level = below
 	}
 	return nil
 }

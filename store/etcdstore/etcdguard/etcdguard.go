@@ -9,7 +9,8 @@
 // and put it back, or restored the locks and not the data.
 //
 // All changes must go through the guard, and with the same cluster as the lock. If the lock is in another
-// one, all of them are refused.
+// one, all of them are refused, unless that one is a copy: a cluster that was restored from a snapshot of
+// the other has the same keys and revisions.
 package etcdguard
 
 import (
@@ -37,8 +38,9 @@ import (
 // After a downgrade (Hold.Downgrade of package stile) a hold is shared. A request that was made before, for the exclusive hold,
 // and is carried out after the downgrade is refused: readers may hold the lock by then.
 //
-// On success all ops have run, while hold was held, and the reply has their responses in their order. To
-// run some only under a condition, pass an [clientv3.OpTxn].
+// On success all ops have run, while the hold's entry was in the line, and the reply has their responses
+// in their order. To run some only under a condition, pass an [clientv3.OpTxn]. Readers of one client share
+// an entry: if hold is released during the call, the ops may run as long as another one of them reads.
 //
 // If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If the hold knows
 // that, Do sends no request, and the error matches the cause of the hold's end as well. If the store has
@@ -67,7 +69,7 @@ func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops 
 		present = append(present, clientv3.Compare(clientv3.Value(key), "<", sharedValue))
 		first = clientv3.OpPut(fence, value(token))
 		unused = []clientv3.Cmp{
-			clientv3.Compare(clientv3.Value(fence), ">", ""), // fails if there is no fence
+			clientv3.Compare(clientv3.Value(fence), ">", value(0)[1:]), // fails if there is no fence, or a shorter text
 			clientv3.Compare(clientv3.Value(fence), "<", value(token+1)),
 		}
 		otherwise = []clientv3.Op{clientv3.OpGet(fence)}

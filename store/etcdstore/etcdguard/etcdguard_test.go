@@ -321,7 +321,7 @@ func TestDo_damagedFence(t *testing.T) {
 	t.Parallel()
 	cli := connect(t)
 	h := lock(t, newClient(t, cli))
-	for _, text := range []string{"x", "", "7", "99999999999999999999", strings.Repeat("9", 30)} {
+	for _, text := range []string{"x", "", "7", "0", "000", "0.50", "-1", "  ", "99999999999999999999", strings.Repeat("9", 30)} {
 		must[*clientv3.PutResponse](t)(cli.Put(t.Context(), fence(t), text))
 		_, err := etcdguard.Do(t.Context(), cli, h, fence(t), clientv3.OpPut(data(t), "x"))
 		if err == nil || errors.Is(err, guard.ErrStale) || !strings.Contains(err.Error(), "delete the key") {

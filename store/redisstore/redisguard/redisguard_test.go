@@ -153,6 +153,21 @@ func TestSet(t *testing.T) {
 	}
 }
 
+// A fence key never expires, even if something else has given it a TTL.
+func TestSet_fenceWithTTL(t *testing.T) {
+	t.Parallel()
+	fence := newName(t) + "-fence"
+	client := connect(t, sharedServer.Get(t).Addr())
+	checkSet(t, client, fence, 5, 0, fence+"-key")
+	if err := client.Do(t.Context(), client.B().Expire().Key(fence).Seconds(3600).Build()).Error(); err != nil {
+		t.Fatal(err)
+	}
+	checkSet(t, client, fence, 5, 0, fence+"-key")
+	if ttl, err := client.Do(t.Context(), client.B().Ttl().Key(fence).Build()).AsInt64(); err != nil || ttl != -1 {
+		t.Errorf("got a TTL of %d, %v, want none", ttl, err)
+	}
+}
+
 func TestSet_tokensThatNoHoldHas(t *testing.T) {
 	t.Parallel()
 	base := newName(t)

@@ -35,7 +35,9 @@ import (
 // a slot of a semaphore, whose holders hold at the same time, Do only checks that the entry is in the
 // line, and does not use fence.
 //
-// On success all ops have run, while hold was held, and the responses are those of ops, in their order.
+// On success all ops have run, while the hold's entry was in the line, and the responses are those of ops,
+// in their order. Readers of one client share an entry: if hold is released during the call, the ops may
+// run as long as another one of them reads.
 //
 // If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If the hold knows
 // that, Do sends no request, and the error matches the cause of the hold's end as well. If the store has

@@ -160,7 +160,7 @@ func addCompletions(root *cobra.Command) {
 		switch cmd.Name() {
 		case "run", "elect":
 			cmd.ValidArgsFunction = completeRun
-		case "break", "hold", "ls", "show", "wait", "watch":
+		case "break", "graph", "hold", "ls", "show", "slots", "wait", "watch":
 			cmd.ValidArgsFunction = completeNames
 		default:
 			cmd.ValidArgsFunction = cobra.NoFileCompletions

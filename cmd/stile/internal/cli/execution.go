@@ -264,12 +264,13 @@ func (x *execution) environment(holds []held, all string) []string {
 	if err != nil {
 		panic(err) // cannot happen: strings
 	}
-	name, token := "", "" // of several locks none is the lock
+	name, token, slot := "", "", "" // of several locks none is the lock
 	if len(holds) == 1 {
-		name, token = holds[0].Name, tokenText(holds[0].Token)
+		name, token, slot = holds[0].Name, tokenText(holds[0].Token), slotText(holds[0].Slot)
 	}
 	ours := []string{
 		"STILE_NAME=" + name, "STILE_TOKEN=" + token, "STILE_TOKENS=" + string(inJSON), "STILE_OWNER=" + holds[0].Owner,
+		"STILE_SLOT=" + slot,
 		heldVar + "=" + all, "STILE_TTL=" + inSeconds(time.Duration(x.ttl)), urlVar + "=" + x.store.forCommand(),
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
@@ -288,4 +289,13 @@ func tokenText(token uint64) string {
 		return ""
 	}
 	return strconv.FormatUint(token, 10)
+}
+
+// slotText returns a slot number as a text that is empty if there is none, so that it is never that of
+// an enclosing lock.
+func slotText(slot *int) string {
+	if slot == nil {
+		return ""
+	}
+	return strconv.Itoa(*slot)
 }

@@ -25,6 +25,8 @@ type held struct {
 	Owner string `json:"owner"`
 	// Validity is the reference of the record that says until when; see package validity.
 	Validity string `json:"validity,omitempty"`
+	// Slot is the slot number; nil for other locks than those of --slots.
+	Slot *int `json:"slot,omitempty"`
 }
 
 // heldAround returns the locks that this process runs under.

@@ -69,10 +69,15 @@ func (r *request) try(ctx context.Context, client *stile.Client) (hold, error) {
 	case r.kind.shared:
 		return heldOr(client.RWMutex(name).TryRLock(ctx))
 	case r.kind.slots > 0:
-		return heldOr(client.Semaphore(name, int(r.kind.slots)).TryAcquire(ctx))
+		return heldOr(r.kind.semaphore(client, name).TryAcquire(ctx))
 	default:
 		return heldOr(client.Mutex(name).TryLock(ctx))
 	}
+}
+
+// semaphore returns the semaphore of --slots. Its holds have slot numbers.
+func (k kind) semaphore(client *stile.Client, name string) *stile.Semaphore {
+	return client.Semaphore(name, int(k.slots)).Numbered()
 }
 
 // heldOr turns a nil pointer into a nil interface.
@@ -102,7 +107,7 @@ func (r *request) join(ctx context.Context, client *stile.Client) (*waiting, err
 	case r.kind.shared:
 		join = client.RWMutex(name).RJoin
 	case r.kind.slots > 0:
-		join = client.Semaphore(name, int(r.kind.slots)).Join
+		join = r.kind.semaphore(client, name).Join
 	}
 	place, err := join(ctx)
 	if err != nil {
@@ -154,12 +159,16 @@ func (r *request) awaitedName() string {
 // heldLocks describes the locks of a hold.
 func heldLocks(h hold, owner, validity string) []held {
 	if one, ok := h.(*stile.Hold); ok {
-		return []held{{one.Name(), one.Token(), owner, validity}}
+		h := held{Name: one.Name(), Token: one.Token(), Owner: owner, Validity: validity}
+		if slot := one.Slot(); slot >= 0 {
+			h.Slot = &slot
+		}
+		return []held{h}
 	}
 	var all []held
 	if several, ok := h.(*stile.MultiHold); ok {
 		for _, name := range several.Names() {
-			all = append(all, held{name, several.Token(name), owner, validity})
+			all = append(all, held{Name: name, Token: several.Token(name), Owner: owner, Validity: validity})
 		}
 	}
 	return all

@@ -57,8 +57,16 @@ func holders(l stile.Line) string {
 	return text
 }
 
-// slotsOf returns the number of slots of a semaphore; zero for other locks.
+// slotsOf returns the number of slots of a semaphore, within its limit; zero for other locks.
 func slotsOf(l stile.Line) int {
+	for _, p := range places(l) {
+		return p.entry.Mode.Within(l.Limit).Slots()
+	}
+	return 0
+}
+
+// slotsAsked returns the number of slots that the holders and waiters ask for; zero for other locks.
+func slotsAsked(l stile.Line) int {
 	for _, p := range places(l) {
 		return p.entry.Mode.Slots()
 	}
@@ -75,6 +83,9 @@ func details(l stile.Line, now time.Time) []byte {
 	}
 	for i, e := range l.Waiters {
 		detailsOf(table, fmt.Sprintf("waiter %d", i+1), e, "in line for "+ageOf(e, now))
+	}
+	if l.Limit > 0 {
+		fmt.Fprintf(table, "limit\t%s\n", strings.TrimPrefix(limitText(l), "limit "))
 	}
 	for _, remark := range l.Remarks {
 		fmt.Fprintf(table, "remark\t%s\n", plain(remark))

@@ -49,6 +49,7 @@ Environment of the command:
   STILE_NAME    the name of the lock; empty with --all
   STILE_TOKEN   the fencing token; empty with --all
   STILE_TOKENS  the fencing tokens by name, in JSON
+  STILE_SLOT    with --slots N, a number from 0 to N-1 that no other of these commands has
   STILE_OWNER   the holder, as others see it
   STILE_TTL     the TTL, in seconds
   STILE_URL     the store, without a password that was given with --url
@@ -73,6 +74,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
   stile run --run-timeout 1h --ttl 60 -k 20 --reason "ticket 812" migrate -- ./migrate up
   stile run -s catalog -- ./report && stile run catalog -- ./rebuild
   stile run --slots 3 builds -- make -j4
+  stile run --slots 4 gpus -- sh -c 'CUDA_VISIBLE_DEVICES=$STILE_SLOT ./train'
   stile run --all accounts orders -- ./reconcile           # tokens in STILE_TOKENS
   stile run --url etcd://db1:2379,db2:2379/team -c 'dump | gzip >dump.gz' backup`,
 		Args: func(cmd *cobra.Command, args []string) error {

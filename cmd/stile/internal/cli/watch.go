@@ -158,6 +158,10 @@ func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 	for _, e := range c.events() {
 		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s\n", at, asArgument(c.now.Name), e.what, tokenOf(e.entry), who(e.entry))
 	}
+	// A line without entries is not read, and neither is its limit.
+	if c.now.Limit != c.before.Limit && len(places(c.before)) > 0 && len(places(c.now)) > 0 {
+		fmt.Fprintf(to, "%s  %s  %s\n", at, asArgument(c.now.Name), limitText(c.now))
+	}
 	for _, remark := range c.now.Remarks {
 		if !slices.Contains(c.before.Remarks, remark) {
 			fmt.Fprintf(to, "%s  %s  remark %s\n", at, asArgument(c.now.Name), plain(remark))

@@ -25,7 +25,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), downgradeBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), numberBugs(), limitBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -41,6 +41,7 @@ type wholeStore struct {
 	watch        func(ctx context.Context, prefix string, changed func()) error
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
 	clearMarks   func(ctx context.Context, name string, orders []uint64) error
+	setLimit     func(ctx context.Context, name string, limit int) error
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -50,6 +51,9 @@ func (s wholeStore) Capabilities() store.Capabilities {
 	}
 	if s.clearMarks != nil {
 		c.ClearMarks = s.clearMarks
+	}
+	if s.setLimit != nil {
+		c.SetLimit = s.setLimit
 	}
 	return c
 }
@@ -141,6 +145,7 @@ type ticket struct {
 	setOwner        func(context.Context, store.Owner) error
 	downgrade       func(context.Context) error
 	notifyContended func(func())
+	claimNumber     func(context.Context) (int, uint64, error)
 	extend          func(*store.Extensions)
 }
 
@@ -167,6 +172,9 @@ func (t ticket) Extensions() store.Extensions {
 	}
 	if t.notifyContended != nil {
 		e.NotifyContended = t.notifyContended
+	}
+	if t.claimNumber != nil {
+		e.ClaimNumber = t.claimNumber
 	}
 	if t.extend != nil {
 		t.extend(&e)

@@ -20,6 +20,7 @@ func extensionBugs() []Bug {
 		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
 		{"Downgrade", func(c *store.Capabilities) { c.Downgrades = false }, func(e *store.Extensions) { e.Downgrade = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
+		{"ClaimNumber", func(c *store.Capabilities) { c.SlotNumbers = false }, func(e *store.Extensions) { e.ClaimNumber = nil }},
 	} {
 		bugs = append(bugs, Bug{
 			Name:   "does not report the capability for " + ability.what,
