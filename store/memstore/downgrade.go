@@ -17,6 +17,7 @@ func (e *entry) downgrade(ctx context.Context) error {
 			return nil
 		}
 		e.req.Mode = line.Shared
+		s.admitLocked(e.req.Name)
 		for _, other := range s.lines[e.req.Name] {
 			s.deliverLocked(other)
 		}
