@@ -35,8 +35,9 @@ import (
 // earlier holders. For a shared hold and for a slot of a semaphore, whose holders hold at the same time,
 // Do only checks that the entry is in the line, and does not use fence.
 //
-// After a downgrade (Hold.Downgrade of package stile) a hold is shared. A request that was made before, for the exclusive hold,
-// and is carried out after the downgrade is refused: readers may hold the lock by then.
+// After a downgrade (Hold.Downgrade of package stile) a hold is shared. A request that was made before,
+// for the exclusive hold, and is carried out after the downgrade is refused: readers may hold the lock by
+// then.
 //
 // On success all ops have run, while the hold's entry was in the line, and the reply has their responses
 // in their order. To run some only under a condition, pass an [clientv3.OpTxn]. Readers of one client share
