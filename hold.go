@@ -22,6 +22,7 @@ type Hold struct {
 	place    *Place
 	tenure   *tenure
 	token    uint64
+	obtained line.Mode // the mode in which the lock was acquired
 	acquired bootclock.Instant
 
 	// deliver sets these, before the caller gets the hold.
@@ -49,7 +50,9 @@ func tokenOf(order uint64) uint64 { return order << store.TurnBits }
 func orderOf(token uint64) uint64 { return token >> store.TurnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
-	h := &Hold{place: p, tenure: t, token: tokenOf(t.order), acquired: bootclock.Now(), lost: make(chan struct{})}
+	h := &Hold{
+		place: p, tenure: t, token: tokenOf(t.order), obtained: t.mode, acquired: bootclock.Now(), lost: make(chan struct{}),
+	}
 	h.contended = sync.OnceValue(h.watchContention)
 	return h
 }
@@ -103,7 +106,7 @@ func (h *Hold) start() (values context.Context) {
 }
 
 func (h *Hold) event() HoldStartEvent {
-	return HoldStartEvent{Name: h.Name(), Mode: h.tenure.mode, Token: h.token}
+	return HoldStartEvent{Name: h.Name(), Mode: h.obtained, Token: h.token}
 }
 
 // callHoldEnd calls HoldEnd.
@@ -145,8 +148,12 @@ func (h *Hold) giveUp() {
 // Name returns the lock's name.
 func (h *Hold) Name() string { return h.tenure.queue.name }
 
-// Mode returns the mode of the hold: exclusive, shared or slot. It does not change.
-func (h *Hold) Mode() line.Mode { return h.tenure.mode }
+// Mode returns the mode of the hold: exclusive, shared or slot. It changes only in [Hold.Downgrade].
+func (h *Hold) Mode() line.Mode {
+	h.tenure.queue.mu.Lock()
+	defer h.tenure.queue.mu.Unlock()
+	return h.tenure.mode
+}
 
 // EntryKey returns the key of the hold's entry in the store: the key on etcd, the path of the node on
 // ZooKeeper. The guards of etcdguard and zkguard check that the entry is still there. It is empty on
@@ -289,7 +296,7 @@ func (h *Hold) releaseWithin(ctx context.Context) error {
 // Release.
 //
 // If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the
-// lock is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock]). All
+// lock is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock], [Hold.Downgrade]). All
 // other errors are those of Release; after one, others may get the lock before d has passed, but not
 // before the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
@@ -308,10 +315,10 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 func (h *Hold) checkReleaseAfter(d time.Duration) error {
 	// Other goroutines of this client may continue to use a shared entry, and would lose it after
 	// d.
-	caps := h.tenure.queue.client.caps
-	if !caps.ReleaseAfter || h.tenure.mode == line.Shared {
+	caps, mode := h.tenure.queue.client.caps, h.Mode()
+	if !caps.ReleaseAfter || mode == line.Shared {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
-			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)
+			h.Name(), h.token, d, ErrUnsupported, caps.Kind, mode)
 	}
 	return nil
 }

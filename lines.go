@@ -31,7 +31,7 @@ type Entry struct {
 	// is a string, because many JSON readers use floating-point numbers, which are not exact enough
 	// for tokens.
 	Token uint64 `json:"token,string"`
-	// Mode is the requested mode.
+	// Mode is the requested mode, or shared after [Hold.Downgrade].
 	Mode line.Mode `json:"mode"`
 	// Owner describes the holder or waiter.
 	Owner Owner `json:"owner"`

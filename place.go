@@ -16,8 +16,8 @@ import (
 // A ready place with a hold keeps the lock until the hold is released or the place is left.
 type Place struct {
 	queue    *queue
-	mode     line.Mode
-	numbered bool // its hold gets a slot number
+	mode     line.Mode // changed only by a downgrade, under the queue's mutex, after the hold was delivered
+	numbered bool      // its hold gets a slot number
 	try      bool
 
 	owner    Owner // as others see it, without the times

@@ -17,8 +17,9 @@ import (
 // client waits behind it, and at most for a second after its admission. So if the report is late, a
 // reader may overtake a writer of another client.
 //
-// A read lock cannot be upgraded: RLock and then Lock in the same goroutine waits for itself. With
-// the context of the first hold, Lock returns [ErrReentrant] at once instead.
+// A writer can become a reader without leaving the line: see [Hold.Downgrade]. A read lock cannot be
+// upgraded: RLock and then Lock in the same goroutine waits for itself. With the context of the first
+// hold, Lock returns [ErrReentrant] at once instead.
 //
 // A Mutex and an RWMutex of the same name exclude each other: the Mutex is a writer. An RWMutex has
 // no state, and making one costs nothing. It is safe for concurrent use.

@@ -18,8 +18,8 @@ import (
 // withdrawn.
 type tenure struct {
 	queue    *queue
-	mode     line.Mode
-	numbered bool // it has a slot number before holds are lent
+	mode     line.Mode // changed only by a downgrade, under the queue's mutex, after a hold was delivered
+	numbered bool      // it has a slot number before holds are lent
 
 	// Set by enter.
 	session *keeper.Session
@@ -38,6 +38,7 @@ type tenure struct {
 	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
+	downgraded   bool // the store has confirmed that the entry has become shared
 	order        uint64
 	isAdmitted   bool     // admitted is closed
 	users        int      // places that wait for the tenure or hold the lock with it

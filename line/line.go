@@ -12,9 +12,12 @@
 // An operator may limit the number of slots of a line further: then the rules are applied to the mode
 // that [Mode.Within] returns.
 //
+// The mode of an entry can change once: an admitted exclusive entry can become shared, which is called
+// a downgrade. It keeps its order.
+//
 // Three properties follow, and are tested on random lines. The admitted entries of a line never
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
-// join behind it or leave. Only if the limit is lowered, entries that are admitted would not be admitted
+// join behind it, leave, or are downgraded. Only if the limit is lowered, entries that are admitted would not be admitted
 // again: they stay admitted, which is for the stores to remember.
 //
 // A line should have entries of one kind; see [SameKind]. But it may also have an entry of another
@@ -30,7 +33,7 @@ type Entry struct {
 	// the same order are sorted by ID; only a foreign client that enqueues two entries in one
 	// transaction makes such entries.
 	Order uint64
-	// Mode is the requested mode.
+	// Mode is the requested mode, or [Shared] after a downgrade.
 	Mode Mode
 }
 

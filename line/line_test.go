@@ -297,3 +297,32 @@ func TestBlocking_isMinimal(t *testing.T) {
 		return nil
 	})
 }
+
+// A downgrade of the first entry admits the shared entries directly behind it and no other entry, and
+// all that were admitted stay so.
+func TestAdmitted_downgrade(t *testing.T) {
+	admissions, kept := 0, 0
+	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
+		if len(entries) == 0 || entries[0].Mode != Exclusive {
+			return nil
+		}
+		after := slices.Clone(entries)
+		after[0].Mode = Shared
+		directly := true
+		for i, isAdmitted := range Admitted(after, 0) {
+			directly = directly && after[i].Mode == Shared
+			switch {
+			case isAdmitted != directly:
+				return fmt.Errorf("%v behind a downgraded entry: admitted %v", after[i], isAdmitted)
+			case isAdmitted && i > 0:
+				admissions++
+			case !isAdmitted:
+				kept++
+			}
+		}
+		return nil
+	})
+	if admissions == 0 || kept == 0 {
+		t.Errorf("got %d admissions and %d that wait, want at least one each", admissions, kept)
+	}
+}

@@ -1,6 +1,6 @@
 package line
 
-// A Tracker follows one entry while the entries ahead of it leave. A store that learns about a line
+// A Tracker follows one entry while the entries ahead of it leave or are downgraded. A store that learns about a line
 // through events has one Tracker for each of its own entries. The Tracker relies on the rule that
 // entries join only at the end of a line, so the set of entries ahead can only shrink.
 //
@@ -28,6 +28,19 @@ func (p *Tracker) Left(id string, at uint64) bool {
 		return false
 	}
 	delete(p.ahead, id)
+	return true
+}
+
+// Downgraded records that the entry with the given ID and order has become [Shared]. It reports whether
+// that entry was ahead and was not known to be shared. A downgrade is final, so reports of it may be
+// repeated and late. Another entry with the same ID, which has another order, is not changed.
+func (p *Tracker) Downgraded(id string, order uint64) bool {
+	e, ok := p.ahead[id]
+	if !ok || e.Order != order || e.Mode == Shared {
+		return false
+	}
+	e.Mode = Shared
+	p.ahead[id] = e
 	return true
 }
 

@@ -55,6 +55,25 @@ func TestTracker_sameIDAgain(t *testing.T) {
 	}
 }
 
+// A downgrade concerns one entry, not a later one with the same ID, and is final.
+func TestTracker_downgraded(t *testing.T) {
+	me := Entry{ID: "me", Order: 10, Mode: Shared}
+	p := NewTracker(me, []Entry{{ID: "a", Order: 8}, {ID: "b", Order: 9, Mode: Shared}})
+	if p.Downgraded("a", 5) || p.Downgraded("b", 9) || p.Downgraded("c", 8) || p.Downgraded("me", 10) || p.Admitted() {
+		t.Error("Downgraded changed something although no exclusive entry ahead was meant")
+	}
+	if !p.Downgraded("a", 8) || !p.Admitted() {
+		t.Error("Downgraded did not admit a reader behind the entry")
+	}
+	if p.Downgraded("a", 8) || !p.Admitted() {
+		t.Error("the repeated Downgraded was new")
+	}
+	writer := NewTracker(Entry{ID: "w", Order: 11}, []Entry{{ID: "a", Order: 8}})
+	if writer.Downgraded("a", 8); writer.Blocking() != 1 {
+		t.Errorf("a writer behind a downgraded entry: Blocking: got %d, want 1", writer.Blocking())
+	}
+}
+
 func TestTracker_tiesByID(t *testing.T) {
 	me := Entry{ID: "m", Order: 5, Mode: Exclusive}
 	p := NewTracker(me, []Entry{{ID: "a", Order: 5}, {ID: "z", Order: 5}})
@@ -72,11 +91,32 @@ type history struct {
 type departure struct {
 	id string
 	at uint64
+	// If not zero, the entry with this order did not leave: it was downgraded.
+	downgraded uint64
+}
+
+// deliver reports the event to a tracker.
+func (d departure) deliver(p *Tracker) bool {
+	if d.downgraded > 0 {
+		return p.Downgraded(d.id, d.downgraded)
+	}
+	return p.Left(d.id, d.at)
 }
 
 func (h *history) now() []Entry { return h.at[len(h.at)-1] }
 
-// join and leave each use one order.
+// downgrade makes an entry shared, if it is an admitted exclusive one.
+func (h *history) downgrade(i int) {
+	line := slices.Clone(h.now())
+	if line[i].Mode != Exclusive || !Admitted(line, 0)[i] {
+		return
+	}
+	h.events = append(h.events, departure{line[i].ID, uint64(len(h.at)), line[i].Order})
+	line[i].Mode = Shared
+	h.at = append(h.at, line)
+}
+
+// join, leave and downgrade each use one order.
 func (h *history) join(id string, m Mode) Entry {
 	e := Entry{ID: id, Order: uint64(len(h.at)), Mode: m}
 	h.at = append(h.at, append(slices.Clone(h.now()), e))
@@ -84,7 +124,7 @@ func (h *history) join(id string, m Mode) Entry {
 }
 
 func (h *history) leave(i int) {
-	h.events = append(h.events, departure{h.now()[i].ID, uint64(len(h.at))})
+	h.events = append(h.events, departure{id: h.now()[i].ID, at: uint64(len(h.at))})
 	h.at = append(h.at, slices.Delete(slices.Clone(h.now()), i, i+1))
 }
 
@@ -93,7 +133,7 @@ func (h *history) leave(i int) {
 func TestTracker_agreesWithWholeLine(t *testing.T) {
 	const cases = 10_000
 	base := rand.Uint64()
-	var admissions, rejoined, overtaken int
+	var admissions, rejoined, overtaken, downgrades int
 	for i := range uint64(cases) {
 		r := rand.New(rand.NewPCG(base, i))
 		fail := func(format string, args ...any) {
@@ -104,6 +144,10 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 		// There are few IDs, so that they are reused.
 		change := func(me string) {
 			line := h.now()
+			if len(line) > 0 && r.IntN(4) == 0 && line[0].ID != me {
+				h.downgrade(0) // no other exclusive entry can be admitted
+				return
+			}
 			if len(line) > 0 && r.IntN(2) == 0 {
 				if gone := r.IntN(len(line)); line[gone].ID != me {
 					h.leave(gone)
@@ -151,15 +195,17 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 					overtaken++
 				}
 				known = max(known, e.at)
-				p.Left(e.id, e.at)
+				if e.deliver(p) && e.downgraded > 0 {
+					downgrades++
+				}
 				check(fmt.Sprint("after ", e))
 			case 1: // an old event is delivered again
 				if delivered == 0 {
 					continue
 				}
 				e := h.events[r.IntN(delivered)]
-				if p.Left(e.id, e.at) {
-					fail("Left of the repeated event %v: got true", e)
+				if e.deliver(p) {
+					fail("the repeated event %v: got true", e)
 				}
 				if slices.ContainsFunc(h.at[known], func(x Entry) bool { return x.ID == e.id && x.Before(me) }) {
 					rejoined++
@@ -177,7 +223,8 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 			}
 		}
 	}
-	if admissions == 0 || rejoined == 0 || overtaken == 0 {
-		t.Errorf("got %d admissions, %d reused IDs, %d overtaken events, want at least one each", admissions, rejoined, overtaken)
+	if admissions == 0 || rejoined == 0 || overtaken == 0 || downgrades == 0 {
+		t.Errorf("got %d admissions, %d reused IDs, %d overtaken events, %d downgrades ahead, want at least one each",
+			admissions, rejoined, overtaken, downgrades)
 	}
 }

@@ -54,6 +54,18 @@ type Extensions struct {
 	// take effect last.
 	SetOwner func(ctx context.Context, owner Owner) error
 
+	// Downgrade changes the mode of an admitted exclusive entry to [line.Shared], in one step. It
+	// changes nothing else: the entry keeps its order, place, session and owner, and its Notify is not
+	// called. From then on the rules of package line decide with the new mode: shared entries directly
+	// behind are admitted, others keep waiting. Readers of the line see the new mode.
+	//
+	// If the entry is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
+	// [ErrSessionLost] and nothing changes. After any other error the entry may have either mode, and
+	// an unanswered request may still take effect, but not after the entry is gone or detached.
+	// Downgrade may be called again and concurrently; for an entry that is shared by then it does
+	// nothing and returns nil. A changed entry never becomes exclusive again.
+	Downgrade func(ctx context.Context) error
+
 	// NotifyContended makes the store call f once when another entry waits behind this one: at once
 	// if one already does, and never if this entry is removed first. f must not block or call the
 	// store.

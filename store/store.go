@@ -272,6 +272,8 @@ type Capabilities struct {
 	ReleaseAfter bool
 	// OwnerUpdates is set if tickets have [Extensions.SetOwner].
 	OwnerUpdates bool
+	// Downgrades is set if tickets have [Extensions.Downgrade]. A store without SharedModes lacks it.
+	Downgrades bool
 	// Contention is set if tickets have [Extensions.NotifyContended].
 	Contention bool
 	// Requeue is set if tickets have [Extensions.Requeue].
@@ -326,7 +328,7 @@ type Entry struct {
 	// clients on stores that assign orders themselves. [Store.Break] cannot remove an entry without
 	// an order.
 	Order uint64 `json:"order"`
-	// Mode is the requested mode.
+	// Mode is the requested mode, or shared after [Extensions.Downgrade].
 	Mode line.Mode `json:"mode"`
 	// Admitted is set if the entry is admitted. On stores whose clients decide about admission, it may be
 	// unset for a second for an entry that was admitted just before the limit was lowered.

@@ -25,7 +25,7 @@ var (
 		"Line": "read.go", "Lines": "read.go", "Break": "read.go",
 		"Watch":   "watch.go",
 		"refused": "retry.go", "retry": "retry.go", "retryBounded": "retry.go",
-		"withdrawAfter": "outlast.go", "setOwner": "owner.go", "mark": "marker.go", "clearMarks": "marker.go",
+		"withdrawAfter": "outlast.go", "setOwner": "owner.go", "downgrade": "downgrade.go", "mark": "marker.go", "clearMarks": "marker.go",
 		"notifyContended": "contended.go", "requeue": "requeue.go", "claimNumber": "number.go", "setLimit": "limit.go",
 	}
 )

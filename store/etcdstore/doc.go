@@ -74,7 +74,8 @@
 // revision, as those of concurrency.Mutex do, etcd delivers events in batches, one every 100 ms.) The
 // watch stays open while the line is in use. It delivers every deletion in the line, so the next
 // waiter is admitted when the event arrives, without a further request. It filters out puts, which
-// would be half of all events in a line with many waiters.
+// would be half of all events in a line with many waiters, unless an entry of the session waits in
+// shared mode: a put of a value in shared mode tells it that an exclusive entry was downgraded.
 //
 // An entry that has held its lock for 200 ms also gets a watch of its own key, which shows that the
 // key was deleted or overwritten. A watch that ends for any reason is opened again, and the line or

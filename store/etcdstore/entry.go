@@ -57,7 +57,7 @@ type entry struct {
 	followed       *contender    // while place is nil: one of the entries ahead; nil if none is known
 	following      bool          // the watch of followed is complete
 	nearer         bool          // the entry that was followed has left
-	deletions      []deletion    // those received while the entry was being inserted
+	changes        []change      // those received while the entry was being inserted
 	watch          int           // which watch of the line was open when the entry joined; zero for none
 	delivery       delivery.Delivery
 	heldWatchTimer *time.Timer // starts the watch of the entry's key, once it is admitted
@@ -74,24 +74,25 @@ const (
 	over                       // withdrawn, gone, or never inserted
 )
 
-// deletion is the deletion of an entry's key.
-type deletion struct {
-	id string
-	at uint64 // the revision
+// change is the deletion of an entry's key, or the downgrade of an entry.
+type change struct {
+	id         string
+	at         uint64 // the revision
+	downgraded uint64 // the order of the entry that was downgraded; zero for a deletion
 }
 
-// byRevision groups deletions, which are in the order in which they happened, by revision.
-func byRevision(deletions []deletion) iter.Seq[[]deletion] {
-	return func(yield func([]deletion) bool) {
-		for len(deletions) > 0 {
+// byRevision groups changes, which are in the order in which they happened, by revision.
+func byRevision(changes []change) iter.Seq[[]change] {
+	return func(yield func([]change) bool) {
+		for len(changes) > 0 {
 			n := 1
-			for n < len(deletions) && deletions[n].at == deletions[0].at {
+			for n < len(changes) && changes[n].at == changes[0].at {
 				n++
 			}
-			if !yield(deletions[:n]) {
+			if !yield(changes[:n]) {
 				return
 			}
-			deletions = deletions[n:]
+			changes = changes[n:]
 		}
 	}
 }
@@ -439,7 +440,7 @@ func (e *entry) abortEnqueue() {
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
 		Requeue: e.requeue, ClaimNumber: e.claimNumber, Key: e.key,
 	}
 }

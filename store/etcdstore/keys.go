@@ -144,12 +144,13 @@ func splitLast(last string) (lease, nonce string) {
 
 func leaseText(id clientv3.LeaseID) string { return strconv.FormatInt(int64(id), 16) }
 
-// value is the value of an entry's key.
+// value is the value of an entry's key. It begins with the fields that other code recognizes without
+// decoding it; see [isShared].
 type value struct {
 	// Stile is the version of this format. Zero, or an unreadable value, means another client's entry.
 	Stile int         `json:"stile"`
-	Nonce string      `json:"nonce"`
 	Mode  line.Mode   `json:"mode"`
+	Nonce string      `json:"nonce"`
 	Owner store.Owner `json:"owner"`
 	// Session is the lease that the key is named after, if another one is attached: in entries that
 	// outlast their session.
@@ -193,9 +194,11 @@ func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender
 			strays = append(strays, string(kv.Key))
 		case ok && of == name:
 			e := line.Entry{ID: string(kv.Key), Order: uint64(kv.CreateRevision)}
-			if nonce != "" { // keys without one are those of exclusive entries
+			if nonce != "" {
 				v, _ := decode(kv.Value)
 				e.Mode = v.Mode
+			} else if isShared(kv.Value) { // keys without a nonce are made for exclusive entries
+				e.Mode = line.Shared
 			}
 			found = append(found, contender{e, clientv3.LeaseID(kv.Lease), kv.Value})
 		}

@@ -68,6 +68,7 @@ type lineWatch struct {
 	mine     map[*entry]struct{} // joining or standing
 	watching bool                // the goroutine has been started
 	open     int                 // number of the watch that is open and complete; zero if none is
+	puts     bool                // that watch, or the one being opened, delivers puts
 	opened   int                 // number of the last one
 	idle     *time.Timer         // runs while mine is empty and watching is set
 
@@ -136,15 +137,15 @@ func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 		e.place.SetLimit(w.limit)
 	}
 	w.crowded = e.far > w.session.store.sizes.crowd
-	deletions := e.deletions
-	e.deletions = nil
-	for together := range byRevision(deletions) {
-		w.handleDeletionsLocked(e, together)
+	changes := e.changes
+	e.changes = nil
+	for together := range byRevision(changes) {
+		w.handleChangesLocked(e, together)
 	}
 	if e.state == standing {
 		w.deliverLocked(e)
 	}
-	if e.state == standing && e.blockingLocked() > 0 && (e.watch == 0 || e.watch != w.open || e.place == nil) {
+	if e.state == standing && e.blockingLocked() > 0 && (e.watch == 0 || e.watch != w.open || e.place == nil || w.lacksPutsLocked()) {
 		w.watchLocked()
 	}
 	if e.state == standing && e.blockingLocked() > 0 && e.req.Mode.Slots() > 0 {
@@ -265,30 +266,39 @@ func (w *lineWatch) goneLocked(e *entry, cause error) {
 	}
 }
 
-// handleDeletionsLocked applies the deletions of one revision to an entry. If its own key is among
-// them the entry is gone: it must not be admitted because others were deleted in the same revision.
-func (w *lineWatch) handleDeletionsLocked(e *entry, together []deletion) {
+// handleChangesLocked applies the changes of one revision to an entry. If its own key was deleted the
+// entry is gone: it must not be admitted because others were deleted in the same revision.
+func (w *lineWatch) handleChangesLocked(e *entry, together []change) {
 	switch {
 	case e.state == joining:
-		e.deletions = append(e.deletions, together...)
+		e.changes = append(e.changes, together...)
 	case e.state != standing:
-	case slices.ContainsFunc(together, func(d deletion) bool { return d.id == e.key && d.at > e.order }):
+	case slices.ContainsFunc(together, func(c change) bool { return c.deletes(e) }):
 		w.goneLocked(e, w.evicted())
 	default:
 		if e.place == nil {
 			// Only a read can tell how many are ahead now. A goroutine that watches the whole line reads it
-			// at once; one that follows an entry has called for no deletions.
+			// at once; one that follows an entry has called for no changes.
 			w.rereadNow.Set()
 			return
 		}
 		nearer := false
-		for _, d := range together {
-			nearer = e.place.Left(d.id, d.at) || nearer
+		for _, c := range together {
+			if c.downgraded > 0 {
+				nearer = e.place.Downgraded(c.id, c.downgraded) || nearer
+			} else {
+				nearer = e.place.Left(c.id, c.at) || nearer
+			}
 		}
 		if nearer {
 			w.deliverLocked(e)
 		}
 	}
+}
+
+// deletes reports whether the change is the deletion of the entry's key.
+func (c change) deletes(e *entry) bool {
+	return c.id == e.key && c.at > e.order && c.downgraded == 0
 }
 
 // vanished reports an entry gone that was missing from a read.
@@ -391,7 +401,11 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from, end := w.session.store.keys.entries(w.name)
-	events, err := w.session.store.openWatch(ctx, cancel, from, clientv3.WithRange(end), clientv3.WithFilterPut())
+	opts := []clientv3.OpOption{clientv3.WithRange(end)}
+	if !w.choosePuts() {
+		opts = append(opts, clientv3.WithFilterPut())
+	}
+	events, err := w.session.store.openWatch(ctx, cancel, from, opts...)
 	if err != nil {
 		return err
 	}
@@ -437,7 +451,7 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 // session's entries need another watch.
 func (w *lineWatch) rereadNear(ctx context.Context) (changed bool, err error) {
 	changed, err = w.reread(ctx)
-	if e, _ := w.farEntry(); err == nil && e != nil {
+	if e, _ := w.farEntry(); err == nil && (e != nil || w.lacksPuts()) {
 		err = errOtherWatch
 	}
 	return changed, err
@@ -461,17 +475,22 @@ func (w *lineWatch) markClosed() {
 // handleEvents applies the events of one watch response. etcd never splits a revision between two
 // responses unless the watch allows fragments, and this one does not.
 func (w *lineWatch) handleEvents(events []*clientv3.Event) {
-	var deletions []deletion
+	var changes []change
 	for _, ev := range events {
-		if ev.Type == clientv3.EventTypeDelete {
-			deletions = append(deletions, deletion{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
+		c := change{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)}
+		switch {
+		case ev.Type == clientv3.EventTypeDelete:
+			changes = append(changes, c)
+		case ev.IsModify() && isShared(ev.Kv.Value):
+			c.downgraded = uint64(ev.Kv.CreateRevision)
+			changes = append(changes, c)
 		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for together := range byRevision(deletions) {
+	for together := range byRevision(changes) {
 		for e := range w.mine {
-			w.handleDeletionsLocked(e, together)
+			w.handleChangesLocked(e, together)
 		}
 	}
 }

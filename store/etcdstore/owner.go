@@ -10,28 +10,34 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// setOwner is [store.Extensions.SetOwner]. It puts the key again under the same lease, which keeps
-// the create revision and so the order. Other clients wait for deletions and are not affected. The
-// watch of the entry's key ignores the put, because the lease is still the session's. The request
-// names the mod revision that it replaces, so an attempt that is carried out late, after another,
-// has no effect.
+// setOwner is [store.Extensions.SetOwner]. The watch of the entry's key ignores the put, because the
+// lease is still the session's.
 func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
+	return e.change(ctx, "change the owner of the entry", func(v *value) { v.Owner = owner })
+}
+
+// change applies set to the entry's value. It puts the key again under the same lease, which keeps the
+// create revision and so the order. Other clients wait for deletions and are not affected.
+//
+// The request names the mod revision that it replaces, so an attempt that is carried out late, after
+// another, has no effect. Each attempt puts all that was set when it read which revision it replaces.
+// So a put never undoes what another call has set.
+func (e *entry) change(ctx context.Context, op string, set func(*value)) error {
 	se := e.session
-	op := "change the owner of the entry"
-	current, stands := e.replaceOwner(owner)
-	if !stands {
+	if !e.setValue(set) {
 		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
-	}
-	text, err := current.encode()
-	if err != nil {
-		return se.store.wrapErr(op, err)
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	put := []clientv3.Op{clientv3.OpPut(e.key, text, clientv3.WithLease(se.lease))}
 	reads := []clientv3.Op{clientv3.OpGet(e.key)}
 	for {
-		unchanged := clientv3.Compare(clientv3.ModRevision(e.key), "=", cmp.Or(e.modified.Load(), int64(e.order)))
+		replaced := cmp.Or(e.modified.Load(), int64(e.order)) // before the value is read
+		text, err := e.currentValue().encode()
+		if err != nil {
+			return se.store.wrapErr(op, err)
+		}
+		put := []clientv3.Op{clientv3.OpPut(e.key, text, clientv3.WithLease(se.lease))}
+		unchanged := clientv3.Compare(clientv3.ModRevision(e.key), "=", replaced)
 		resp, err := se.store.commit(bounded, append(e.attachedCmps(), unchanged), put, reads)
 		if err != nil {
 			return se.wrapErr(ctx, op, err)
@@ -51,16 +57,16 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	}
 }
 
-// replaceOwner sets the owner in the entry's current value, and returns that value. It reports
-// false if the entry does not stand in its line.
-func (e *entry) replaceOwner(owner store.Owner) (current value, stands bool) {
+// setValue applies set to the entry's current value. It reports false if the entry does not stand in
+// its line.
+func (e *entry) setValue(set func(*value)) bool {
 	e.line.mu.Lock()
 	defer e.line.mu.Unlock()
 	if e.state != standing {
-		return value{}, false
+		return false
 	}
-	e.current.Owner = owner
-	return e.current, true
+	set(&e.current)
+	return true
 }
 
 // currentValue returns the entry's value as last set.

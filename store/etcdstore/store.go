@@ -76,7 +76,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true,
-		ReleaseAfter: true, OwnerUpdates: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
+		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
 		SetLimit: s.setLimit,
 		MinTTL:   MinTTL, MaxTTL: MaxTTL,
 	}

@@ -14,9 +14,9 @@ import (
 
 // entry is one place in a line, and the ticket to it. Its fields are guarded by the store's mutex.
 type entry struct {
-	session     *session // the session that inserted the entry
-	lifeSession *session // whose end removes the entry: session, or one of the entry's own after WithdrawAfter
-	req         store.Request
+	session     *session      // the session that inserted the entry
+	lifeSession *session      // whose end removes the entry: session, or one of the entry's own after WithdrawAfter
+	req         store.Request // its mode is that after a downgrade
 	order       uint64
 	owner       store.Owner
 	claim       *claim // its slot number, if it has one
@@ -116,7 +116,7 @@ func (e *entry) notifyContended(f func()) {
 
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
 		Requeue: e.requeue, ClaimNumber: e.claimNumber,
 	}
 }

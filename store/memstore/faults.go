@@ -16,6 +16,7 @@ const (
 	Enqueue     Op = "enqueue"      // join a line
 	Mark        Op = "mark"         // leave a marker for an entry, or read those of others
 	SetOwner    Op = "set owner"    // change the owner of an entry
+	Downgrade   Op = "downgrade"    // make an exclusive entry shared
 	ClaimNumber Op = "claim number" // claim a slot number for an entry
 	Withdraw    Op = "withdraw"     // withdraw an entry, at once or after a time
 	Requeue     Op = "requeue"      // replace an entry by one at the end of the line

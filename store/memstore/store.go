@@ -51,7 +51,7 @@ const (
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
-		ReleaseAfter: true, OwnerUpdates: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
+		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
 		SetLimit: s.setLimit,
 		MinTTL:   MinTTL, MaxTTL: MaxTTL,
 	}

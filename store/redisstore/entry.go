@@ -239,9 +239,10 @@ func (e *entry) kindError(first *store.Entry) error {
 
 // firstEntry returns the first entry of the line, from the script's reply to an entry that it
 // refused, or nil if the reply has none. The reply has the value of the lock's key if it is
-// foreign, the first holder or waiter with its order, and that entry's information.
+// foreign, the first holder or waiter with its order, that entry's information, and its id again if it was
+// downgraded.
 func firstEntry(words []message) *store.Entry {
-	if len(words) != 4 {
+	if len(words) != 5 {
 		return nil
 	}
 	if value, err := words[1].ToString(); err == nil {
@@ -250,10 +251,11 @@ func firstEntry(words []message) *store.Entry {
 	}
 	who, err := words[2].AsStrSlice()
 	known, err2 := words[3].ToString()
-	if err != nil || err2 != nil || len(who) != 2 {
+	downgraded, err3 := words[4].ToString()
+	if err != nil || err2 != nil || err3 != nil || len(who) != 2 {
 		return nil
 	}
-	first := parseEntry(who[0], who[1], known)
+	first := parseEntry(who[0], who[1], known, downgraded)
 	first.Admitted = true
 	return &first
 }
@@ -313,7 +315,7 @@ func (e *entry) leaveOperation() operation {
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended, Requeue: e.requeue,
+		WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended, Requeue: e.requeue,
 		ClaimNumber: e.claimNumber,
 	}
 }

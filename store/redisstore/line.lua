@@ -13,6 +13,9 @@
 -- information about it is "client|flag|text". The flag is "l" if its client has subscribed, "t" if
 -- the entry leaves at a time of its own, or empty.
 --
+-- An exclusive holder may become shared. The field "downgraded" of the entries is then its id: there is
+-- at most one, because the next exclusive entry is admitted when it has left.
+--
 -- Stile holds the lock while the value of the lock's key equals the field "held" of the entries. If
 -- the two differ, another client has deleted or replaced the key, and the former holders have lost
 -- the lock.
@@ -53,7 +56,12 @@ local function within(n)
 	return math.min(n, limit)
 end
 
-local function mode(id) return string.match(id, '[^.]*$') end
+local downgraded -- the id of the holder that was exclusive and is shared
+
+local function mode(id)
+	if id == downgraded then return 's' end
+	return string.match(id, '[^.]*$')
+end
 
 local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(.*)$') end
 
@@ -61,7 +69,9 @@ local function parts(id) return split(redis.call('HGET', E, id)) end
 
 local NUMBER = 'number ' -- followed by the id of an entry: the field with its slot number and the order of that claim
 
-local MARK = 'stile:' -- followed by the id of the first entry that held the lock after it was free
+-- MARK is followed by the id of the first entry that held the lock after it was free, or by that of a
+-- downgraded entry and ".s".
+local MARK = 'stile:'
 
 -- The two entries whose leases end first: they show whether the line is empty, and whether a lease
 -- has ended.
@@ -75,8 +85,8 @@ local count       -- number of holders
 local kind        -- mode of the first holder
 local visited     -- information about the visited entry, if there is only one
 if not empty then
-	local known = redis.call('HMGET', E, 'held', 'armed', 'past', op == 'visit' and ARGV[8] or '')
-	held, armed, past, visited = known[1], known[2], tonumber(known[3] or 0), known[4]
+	local known = redis.call('HMGET', E, 'held', 'armed', 'past', 'downgraded', op == 'visit' and ARGV[8] or '')
+	held, armed, past, downgraded, visited = known[1], known[2], tonumber(known[3] or 0), known[4], known[5]
 end
 local least -- smallest slot count among the holders
 
@@ -192,6 +202,10 @@ local function remove(id)
 	if redis.call('ZREM', X, id) == 0 then return false end
 	redis.call('HDEL', E, id, NUMBER .. id)
 	disarm(id)
+	if id == downgraded then
+		redis.call('HDEL', E, 'downgraded')
+		downgraded = false
+	end
 	changed = true
 	if redis.call('ZREM', H, id) == 1 then
 		count, kind, least, moved = count - 1, nil, nil, true
@@ -471,7 +485,7 @@ if op == 'join' then
 			if not who[1] then who = redis.call('ZRANGE', Q, 0, 0, 'WITHSCORES') end
 			reply = {
 				other and 'kind' or 'held', foreign and not (other and marked) and value,
-				who, who[1] and redis.call('HGET', E, who[1]) or '',
+				who, who[1] and redis.call('HGET', E, who[1]) or '', who[1] == downgraded and who[1] or '',
 			}
 		end
 	end
@@ -579,6 +593,26 @@ if op == 'owner' then
 	local there = client and flag ~= 't' and (redis.call('ZSCORE', H, id) or redis.call('ZSCORE', Q, id))
 	if there and tonumber(string.match(text, '^{"change":(%d+)') or 0) < tonumber(ARGV[7]) then
 		redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. ARGV[8])
+		changed = true
+	end
+	settle()
+	finish()
+	return there and 1 or 0
+end
+
+-- downgrade id: makes an exclusive holder shared, unless it leaves at a time of its own. Returns whether
+-- it was there. A client of an earlier version takes the entry for exclusive, and so admits nobody
+-- beside it.
+if op == 'downgrade' then
+	local id = ARGV[6]
+	local _, flag = parts(id)
+	local there = flag and flag ~= 't' and redis.call('ZSCORE', H, id)
+	if there and mode(id) == 'x' then
+		downgraded, kind = id, 's'
+		held = MARK .. id .. '.s' -- the mark shows the kind, also when this entry has left before others
+		value = held
+		redis.call('SET', K, held, 'KEEPTTL')
+		redis.call('HSET', E, 'held', held, 'downgraded', id)
 		changed = true
 	end
 	settle()

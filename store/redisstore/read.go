@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
 )
@@ -179,7 +180,7 @@ func parseLine(name string, parts []message) store.Line {
 			if ends[id] < now {
 				continue // its lease has ended; the next operation removes it
 			}
-			e := parseEntry(id, order, known[id])
+			e := parseEntry(id, order, known[id], known["downgraded"])
 			e.Admitted, e.Remaining = admitted, milliDuration(ends[id]-now)
 			l.Entries = append(l.Entries, e)
 		}
@@ -225,9 +226,12 @@ func pairs(m message) [][2]string {
 }
 
 // parseEntry returns the entry with an id and an order. known is what the script stores about it:
-// "client|flag|payload".
-func parseEntry(id, order, known string) store.Entry {
+// "client|flag|payload". downgraded is the id of the entry of the line that was downgraded, if any.
+func parseEntry(id, order, known, downgraded string) store.Entry {
 	e := store.Entry{Mode: modeOf(id)}
+	if id == downgraded {
+		e.Mode = line.Shared
+	}
 	if n, err := strconv.ParseUint(order, 10, 64); err == nil && n <= store.MaxOrder {
 		e.Order = n
 	}

@@ -55,7 +55,7 @@ func FuzzParseEntry(f *testing.F) {
 		f.Add(seed.id, seed.order, seed.known)
 	}
 	f.Fuzz(func(t *testing.T, id, order, known string) {
-		e := parseEntry(id, order, known)
+		e := parseEntry(id, order, known, "")
 		if e.Order > store.MaxOrder {
 			t.Errorf("order %q: got %d, too large for a token", order, e.Order)
 		}
@@ -66,7 +66,7 @@ func FuzzParseEntry(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q: got %+v, which cannot be encoded: %v", known, e, err)
 		}
-		again := parseEntry(id, order, "client|l|"+string(text))
+		again := parseEntry(id, order, "client|l|"+string(text), "")
 		if again.Session != e.Session || again.Owner.String() != e.Owner.String() {
 			t.Errorf("%q: got %+v, encoded and parsed again %+v", known, e, again)
 		}

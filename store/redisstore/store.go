@@ -136,7 +136,7 @@ func ClientOptions(addrs ...string) rueidis.ClientOption {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Contention: true, SlotNumbers: true,
+		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
 		Requeue: true, SetLimit: s.setLimit, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

@@ -45,8 +45,8 @@
 //   - [Fair]: tests of the order of waiters;
 //   - [SharedModes]: tests of shared entries and slots;
 //   - [Fencing]: the topics order and break, and the tests in other topics that break an entry;
-//   - [ReleaseAfter], [Markers], [OwnerUpdates] and [Contention]: the topics outlast, marker, owner
-//     and contended;
+//   - [ReleaseAfter], [Markers], [OwnerUpdates], [Downgrades] and [Contention]: the topics outlast,
+//     marker, owner, downgrade and contended;
 //   - [SlotNumbers] and [Limits]: the topics numbers and limit;
 //   - [WaitersOrders]: the test that breaks a waiter;
 //   - [Cut]: the topic outage, and the tests in other topics that need an outage.

@@ -14,6 +14,9 @@ func extensions(s suite) {
 		if w.caps.ClearMarks != nil && !w.caps.Fencing {
 			t.Error("the store has ClearMarks but not Fencing; markers are identified by orders")
 		}
+		if w.caps.Downgrades && !w.caps.SharedModes {
+			t.Error("the store has Downgrades but not SharedModes; a downgraded entry is shared")
+		}
 		if w.caps.SlotNumbers && !(w.caps.SharedModes && w.caps.Fencing) {
 			t.Error("the store has SlotNumbers but not SharedModes and Fencing")
 		}
@@ -45,6 +48,7 @@ func checkExtensions(t *testing.T, caps store.Capabilities, e store.Extensions) 
 		{"WithdrawAfter", "ReleaseAfter", e.WithdrawAfter != nil, caps.ReleaseAfter},
 		{"Mark", "ClearMarks", e.Mark != nil, caps.ClearMarks != nil},
 		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
+		{"Downgrade", "Downgrades", e.Downgrade != nil, caps.Downgrades},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
 		{"Requeue", "Requeue", e.Requeue != nil, caps.Requeue},
 		{"ClaimNumber", "SlotNumbers", e.ClaimNumber != nil, caps.SlotNumbers},

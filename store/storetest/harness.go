@@ -67,6 +67,7 @@ const (
 	ReleaseAfter  Ability = "entries that outlast their session (Capabilities.ReleaseAfter)"
 	Markers       Ability = "markers of unreleased entries (Capabilities.ClearMarks)"
 	OwnerUpdates  Ability = "changing the owner of an entry (Capabilities.OwnerUpdates)"
+	Downgrades    Ability = "making an exclusive entry shared (Capabilities.Downgrades)"
 	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
 	Requeue       Ability = "replacing an entry by one at the end of the line (Capabilities.Requeue)"
 	SlotNumbers   Ability = "numbers of slots (Capabilities.SlotNumbers)"
@@ -89,6 +90,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{ReleaseAfter, caps.ReleaseAfter},
 		{Markers, caps.ClearMarks != nil},
 		{OwnerUpdates, caps.OwnerUpdates},
+		{Downgrades, caps.Downgrades},
 		{Contention, caps.Contention},
 		{Requeue, caps.Requeue},
 		{SlotNumbers, caps.SlotNumbers},
@@ -154,6 +156,7 @@ func Run(t *testing.T, h Harness) {
 		{"outlast", outlast, []Ability{ReleaseAfter}},
 		{"marker", marker, []Ability{Markers}},
 		{"owner", ownership, []Ability{OwnerUpdates}},
+		{"downgrade", downgrade, []Ability{Downgrades}},
 		{"life", life, nil},
 		{"notify", notify, nil},
 		{"break", breaking, []Ability{Fencing}},

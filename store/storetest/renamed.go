@@ -29,7 +29,7 @@ func (r *renamed) Capabilities() store.Capabilities {
 	inner := r.inner.Capabilities()
 	c := store.Capabilities{
 		Kind: inner.Kind, Fair: inner.Fair, SharedModes: inner.SharedModes, Fencing: inner.Fencing,
-		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Contention: inner.Contention, Requeue: inner.Requeue,
+		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Downgrades: inner.Downgrades, Contention: inner.Contention, Requeue: inner.Requeue,
 		SlotNumbers: inner.SlotNumbers,
 		MinTTL:      inner.MinTTL, MaxTTL: inner.MaxTTL,
 	}

@@ -13,7 +13,7 @@ import (
 func TestHarness_withoutMustBeExact(t *testing.T) {
 	t.Parallel()
 	all := store.Capabilities{
-		Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Contention: true, SlotNumbers: true,
+		Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
 		Requeue:    true,
 		SetLimit:   func(context.Context, string, int) error { return nil },
 		ClearMarks: func(context.Context, string, []uint64) error { return nil },

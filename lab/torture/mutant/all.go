@@ -89,8 +89,8 @@ func All() []Mutant {
 			Edits: []Edit{
 				{
 					"store/etcdstore/line.go",
-					"return d.id == e.key && d.at > e.order",
-					"return false && d.at > e.order",
+					"return c.id == e.key && c.at > e.order",
+					"return false && c.at > e.order",
 				},
 				{
 					"store/etcdstore/line.go",
@@ -117,8 +117,8 @@ func All() []Mutant {
 			Edits: []Edit{
 				{
 					"store/etcdstore/entry.go",
-					"for n < len(deletions) && deletions[n].at == deletions[0].at {",
-					"for false && n < len(deletions) {",
+					"for n < len(changes) && changes[n].at == changes[0].at {",
+					"for false && n < len(changes) {",
 				},
 				// Stile grants no hold from a tenure that is known to be lost, whatever the store reports. Here it does.
 				{"tenure.go", "if t.over {\n\t\treturn nil,", "if t.over && t.ticket == nil {\n\t\treturn nil,"},

@@ -35,6 +35,10 @@ import (
 // earlier holders. For a shared hold and for a slot of a semaphore, whose holders hold at the same time,
 // Do only checks that the entry is in the line, and does not use fence.
 //
+// After a downgrade (Hold.Downgrade of package stile) a hold is shared. A request that was made before,
+// for the exclusive hold, and is carried out after the downgrade is refused: readers may hold the lock by
+// then.
+//
 // On success all ops have run, while the hold's entry was in the line, and the reply has their responses
 // in their order. To run some only under a condition, pass an [clientv3.OpTxn]. Readers of one client share
 // an entry: if hold is released during the call, the ops may run as long as another one of them reads.
@@ -59,9 +63,11 @@ func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops 
 		return nil, errors.Join(&guard.StaleError{Resource: fence, Token: token}, context.Cause(hold.Context()))
 	}
 	first := clientv3.OpGet(key, clientv3.WithCountOnly()) // without a read or a put, the check could be outdated
+	present := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", int64(token>>store.TurnBits))}
 	var unused []clientv3.Cmp
 	var otherwise []clientv3.Op
 	if hold.Mode() == line.Exclusive {
+		present = append(present, clientv3.Compare(clientv3.Value(key), "<", sharedValue))
 		first = clientv3.OpPut(fence, value(token))
 		unused = []clientv3.Cmp{
 			clientv3.Compare(clientv3.Value(fence), ">", value(0)[1:]), // fails if there is no fence, or a shorter text
@@ -70,9 +76,8 @@ func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops 
 		otherwise = []clientv3.Op{clientv3.OpGet(fence)}
 	}
 	change := clientv3.OpTxn(unused, append([]clientv3.Op{first}, ops...), otherwise)
-	present := clientv3.Compare(clientv3.CreateRevision(key), "=", int64(token>>store.TurnBits))
 	for {
-		reply, err := kv.Txn(ctx).If(present).Then(change).Commit()
+		reply, err := kv.Txn(ctx).If(present...).Then(change).Commit()
 		if err != nil {
 			return nil, fmt.Errorf("guard: %q: token %d: %w", fence, token, err)
 		}
@@ -92,6 +97,10 @@ func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops 
 		}
 	}
 }
+
+// sharedValue is the beginning of the value of an entry in shared mode, as etcdstore puts it. That of an
+// exclusive entry is smaller.
+const sharedValue = `{"stile":1,"mode":"shared"`
 
 // refusal returns why the fence refuses a token. It returns nil if there is no fence yet.
 func refusal(fence string, token uint64, kvs []*mvccpb.KeyValue) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/guard"
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store/etcdstore"
 	"github.com/stilelock/stile/store/etcdstore/etcdguard"
 	"github.com/stilelock/stile/store/memstore"
@@ -179,6 +180,36 @@ func TestDo_smallerToken(t *testing.T) {
 	put(t, cli, turn, "second")
 	expectStale(t, cli, h, turn.token)
 	put(t, cli, turn, "third")
+}
+
+// asExclusive is a hold whose request was made before its downgrade and is carried out afterwards.
+type asExclusive struct{ *stile.Hold }
+
+func (asExclusive) Mode() line.Mode { return line.Exclusive }
+
+// A request for an exclusive hold is refused once the hold was downgraded, because readers may hold the
+// lock. A request for the shared hold is not.
+// Promise: P2
+func TestDo_downgradedHold(t *testing.T) {
+	t.Parallel()
+	cli := connect(t)
+	c := newClient(t, cli)
+	h := must[*stile.Hold](t)(c.RWMutex(t.Name()).Lock(t.Context()))
+	put(t, cli, h, "as a writer")
+	if _, err := etcdguard.Do(t.Context(), cli, asExclusive{h}, fence(t)); err != nil {
+		t.Fatalf("before the downgrade: %v", err)
+	}
+	if err := h.Downgrade(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expectStale(t, cli, asExclusive{h}, 0)
+	if _, err := etcdguard.Do(t.Context(), cli, h, fence(t)); err != nil {
+		t.Errorf("a reader that was a writer: %v", err)
+	}
+	if err := h.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expectStale(t, cli, unaware{h}, 0)
 }
 
 // A key that was deleted and created again is another entry.

@@ -24,7 +24,7 @@ type Bug struct {
 // Bugs returns all bugs.
 func Bugs() []Bug {
 	return slices.Concat(
-		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
+		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), downgradeBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
 		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
@@ -143,6 +143,7 @@ type ticket struct {
 	withdrawAfter   func(context.Context, time.Duration) error
 	mark            func(context.Context) ([]store.Entry, error)
 	setOwner        func(context.Context, store.Owner) error
+	downgrade       func(context.Context) error
 	notifyContended func(func())
 	claimNumber     func(context.Context) (int, uint64, error)
 	extend          func(*store.Extensions)
@@ -165,6 +166,9 @@ func (t ticket) Extensions() store.Extensions {
 	}
 	if t.setOwner != nil {
 		e.SetOwner = t.setOwner
+	}
+	if t.downgrade != nil {
+		e.Downgrade = t.downgrade
 	}
 	if t.notifyContended != nil {
 		e.NotifyContended = t.notifyContended

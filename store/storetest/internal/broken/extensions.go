@@ -18,6 +18,7 @@ func extensionBugs() []Bug {
 		{"WithdrawAfter", func(c *store.Capabilities) { c.ReleaseAfter = false }, func(e *store.Extensions) { e.WithdrawAfter = nil }},
 		{"Mark", func(c *store.Capabilities) { c.ClearMarks = nil }, func(e *store.Extensions) { e.Mark = nil }},
 		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
+		{"Downgrade", func(c *store.Capabilities) { c.Downgrades = false }, func(e *store.Extensions) { e.Downgrade = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
 		{"Requeue", func(c *store.Capabilities) { c.Requeue = false }, func(e *store.Extensions) { e.Requeue = nil }},
 		{"ClaimNumber", func(c *store.Capabilities) { c.SlotNumbers = false }, func(e *store.Extensions) { e.ClaimNumber = nil }},
@@ -37,6 +38,12 @@ func extensionBugs() []Bug {
 		})
 	}
 	return append(bugs, Bug{
+		Name:   "has Downgrades without SharedModes",
+		Caught: matches,
+		Plant: func(m *memstore.Store) store.Store {
+			return withCapabilities(m, func(c *store.Capabilities) { c.SharedModes = false })
+		},
+	}, Bug{
 		Name:   "has ClearMarks without Fencing",
 		Caught: matches,
 		Plant: func(m *memstore.Store) store.Store {

@@ -1,0 +1,95 @@
+package stile
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/stilelock/stile/line"
+)
+
+// Downgrade makes the hold of a writer that of a reader, without giving the lock up in between. The
+// entry keeps its position in the line. So the readers directly behind it get the lock too, and no writer
+// gets it before this hold is released. Use it to go on reading what was just written. Readers of this
+// client that wait for the hold in the client enter the line when it is downgraded, at the end.
+//
+// On success the lock is shared, in the store too. [Hold.Mode] returns the shared mode from the call on,
+// whatever Downgrade returns, and the caller must not write any more. The token stays the same. A guard
+// that compares tokens cannot tell the reader from the writer that it was, so end all guarded writes
+// before the call: a request that was given up may still be carried out, while others read. The guard of
+// etcdguard refuses such a request.
+//
+// If the hold was lost, the error is a [*LostError]; if it was released, it matches [ErrReleased]. It
+// matches [ErrUnsupported] if the store cannot do it, as Redlock and ZooKeeper cannot, or if the hold is
+// that of a slot; and ctx.Err() if ctx had ended before the call. In these two cases nothing has changed.
+// After any other error the hold is still valid and counts as shared in this process, but the store may
+// keep readers out until the hold is released or Downgrade is called again.
+//
+// The hold of a reader is already shared: Downgrade returns nil. There is no way back, because two
+// readers that wait for each other to leave would wait for ever: release the lock and take it for
+// writing. The leader of an [Election] that is downgraded is not leader any more.
+func (h *Hold) Downgrade(ctx context.Context) error {
+	t, q := h.tenure, h.tenure.queue
+	fail := func(err error) error {
+		return fmt.Errorf("stile: lock %q (token %d): downgrade: %w", q.name, h.token, err)
+	}
+	if caps := q.client.caps; h.obtained.Slots() > 0 || h.obtained == line.Exclusive && !caps.Downgrades {
+		return fail(fmt.Errorf("%w by the %s store in mode %v", ErrUnsupported, caps.Kind, h.obtained))
+	}
+	if err := ctx.Err(); err != nil {
+		return fail(err)
+	}
+	t.awaitPendingLoss()
+	done, err := h.beginDowngrade()
+	switch {
+	case err != nil:
+		return fail(err)
+	case h.Err() != nil:
+		return h.Err()
+	case done:
+		return nil
+	}
+	err = t.ticket.Extensions().Downgrade(ctx)
+	if reason := t.reasonIn(err); reason != 0 {
+		t.lose(reason, err) // the notification may be late
+	}
+
+	q.mu.Lock()
+	loss, released := h.loss, h.released
+	t.downgraded = t.downgraded || err == nil
+	q.mu.Unlock()
+	switch {
+	case loss != nil:
+		return loss
+	case released:
+		return fail(ErrReleased)
+	case err != nil:
+		return fail(fmt.Errorf("not confirmed, so the lock may still be closed to readers: %w", err))
+	}
+	q.client.log(slog.LevelDebug, "lock downgraded", slog.String("lock", q.name), slog.Uint64("token", h.token))
+	return nil
+}
+
+// beginDowngrade makes the hold shared in this process, before the store is asked: the store's answer may
+// be lost, and the hold must never count as exclusive while it is shared in the store. Readers behind it
+// in the queue may enter the line from now on; in the store they wait until the entry is shared there.
+//
+// No other place uses the tenure then or later: what waits behind the entry in the store is not known, and
+// a reader that shared the entry would overtake it.
+//
+// done is true if nothing is left to do.
+func (h *Hold) beginDowngrade() (done bool, err error) {
+	t, q := h.tenure, h.tenure.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case h.loss != nil:
+		return true, nil
+	case h.released:
+		return false, ErrReleased
+	case t.mode == line.Exclusive:
+		t.mode, h.place.mode = line.Shared, line.Shared
+		q.admitLocked()
+	}
+	return h.obtained == line.Shared || t.downgraded, nil
+}
