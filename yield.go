@@ -17,10 +17,11 @@ import (
 //
 // The store removes the old entry and adds the new one in one step. So the new entry is behind all
 // waiters of that moment and ahead of all later ones, and no other client finds the lock free. There
-// are two exceptions. Redlock has no such step: Yield releases the lock, and then takes it like Lock. And
+// are three exceptions. Redlock has no such step: Yield releases the lock, and then takes it like Lock. And
 // goroutines of the same client that wait for their turn to join the line come first: Yield releases the
-// lock, the first of these goroutines joins the line, and Yield joins it after the last of them. In both
-// cases other clients that join at that moment may come first.
+// lock, the first of these goroutines joins the line, and Yield joins it after the last of them. A hold
+// that was downgraded is released too, and joins the line as a reader. In these cases other clients that
+// join at that moment may come first.
 //
 // Of a semaphore, Yield hands over the one slot. A reader of an [RWMutex] that shares its entry with
 // other readers of the client leaves that entry, and then joins the line with an entry of its own; a
@@ -91,8 +92,10 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 	p.owner = t.owner
 	p.owner.Since, p.owner.Obtained, p.owner.Waits = time.Time{}, time.Time{}, nil
 	h.released, h.next = true, p
+	p.mode = t.mode
 	last := h.giveBackLocked()
-	requeues := last && q.turns == len(q.line) && call.ctx.Err() == nil && t.ticket.Extensions().Requeue != nil
+	// The entry of a downgraded hold would be requeued in the mode that it joined the line with.
+	requeues := last && p.mode == h.obtained && q.turns == len(q.line) && call.ctx.Err() == nil && t.ticket.Extensions().Requeue != nil
 	q.line = append(q.line, p)
 	if requeues {
 		p.tenure = newTenure(q, p.mode, p.owner)

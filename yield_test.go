@@ -284,6 +284,30 @@ func (t withoutRequeueTicket) Extensions() store.Extensions {
 	return e
 }
 
+// A downgraded hold joins the line again as a reader, behind the waiting writer.
+// Promise: P1, P3
+func TestYield_downgraded(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		h := lock(t, ann, "a")
+		if err := h.Downgrade(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
+		again := yielding(t.Context(), t, h)
+		expectYielded(t, h)
+		w.expectLine("a", "bob", "ann")
+		reader := waitFor(t.Context(), t, w.client("eve"), "a", line.Shared)
+		release(t, writer.expectHoldNow())
+		shared, other := again.expectHoldNow(), reader.expectHoldNow()
+		if shared.Mode() != line.Shared {
+			t.Errorf("the new hold has mode %v, want shared", shared.Mode())
+		}
+		release(t, other)
+		release(t, shared)
+	})
+}
+
 func TestYield_storeWithoutRequeue(t *testing.T) {
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(1)} {
 		scenario(t, func(t *testing.T, w *testEnv) {
