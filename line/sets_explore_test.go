@@ -1,3 +1,8 @@
+//go:build !race
+
+// The explorer has one goroutine, so the race detector would find nothing in it and would make it
+// ten times slower. It is therefore left out of race builds, and make test runs it separately.
+
 package line_test
 
 import (
@@ -12,8 +17,8 @@ import (
 // This file explores a model of callers that lock several names at once, in one atomic step of the
 // store or one after another, sorted. It uses the real rule of admission, and models the rest: the
 // local queues of each client, the lines of the store, losses and reconnections. It does not run the
-// code of LockAll or of a store. It takes every step in every order. A state in which a caller is not done and no step
-// but a fault is possible is a cycle that lasts.
+// code of LockAll or of a store. It takes every step in every order. A state in which a caller is not
+// done and no step but a fault is possible is a cycle that lasts.
 //
 // It shows that the rules in setRules suffice, and that each of them is necessary.
 
