@@ -32,7 +32,8 @@
 //   - They protect only what goes through them. Every writer has to.
 //   - An order guard is for exclusive holds: of a Mutex, of an RWMutex that is locked for writing, of an
 //     Election. Readers and the holders of a semaphore's slots hold at the same time, with different
-//     tokens, so it would refuse some of them. A presence guard is for all holds.
+//     tokens, so it would refuse some of them. Numbered slots have a token for each number, which an
+//     order guard with a resource for each number can compare. A presence guard is for all holds.
 //
 // All tokens that a resource sees must come from the same lock: the same name in the same store. If a
 // store loses its data or another one takes its place, tokens may begin anew, and the guard refuses all
