@@ -1,9 +1,13 @@
 package stile_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,15 +18,19 @@ import (
 )
 
 // TestTranscript compares the requests to a store, its replies and the results of the calls with
-// testdata/transcript.txt. A request or reply takes 1 ms and a notification 2 or 3 ms, so that no
-// two events have the same time and the order is fixed.
+// testdata/transcript.txt. A request or reply takes 1 ms and a notification 2 or 3 ms, so that events
+// of two clients do not have the same time.
 func TestTranscript(t *testing.T) {
 	var text transcript.Transcript
 	script := func(title, about string, run func(t *testing.T, w *testEnv, s *transcriptEnv)) {
 		scenario(t, func(t *testing.T, w *testEnv) {
 			text.Scene(title, about)
 			w.store.SetFaults(latency)
-			run(t, w, &transcriptEnv{w: w, text: &text, start: time.Now()})
+			s := &transcriptEnv{w: w, start: time.Now()}
+			run(t, w, s)
+			for _, e := range s.sorted() {
+				text.Line("%7.3f  %s  %s", e.at.Seconds(), e.who, e.what)
+			}
 		})
 	}
 	script("A free lock", `
@@ -91,12 +99,38 @@ func latency(c memstore.Call) memstore.Fault {
 // A transcriptEnv records the calls and requests of its clients.
 type transcriptEnv struct {
 	w     *testEnv
-	text  *transcript.Transcript
 	start time.Time
+
+	mu     sync.Mutex
+	events []transcriptEvent
+}
+
+type transcriptEvent struct {
+	at        time.Duration
+	who, what string
 }
 
 func (s *transcriptEnv) record(who, format string, args ...any) {
-	s.text.Line("%7.3f  %s  %s", time.Since(s.start).Seconds(), who, fmt.Sprintf(format, args...))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, transcriptEvent{time.Since(s.start), who, fmt.Sprintf(format, args...)})
+}
+
+// sorted returns the events in their order. At a hand-over within a client several goroutines act at the
+// same time: then the requests come last.
+func (s *transcriptEnv) sorted() []transcriptEvent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	requests := func(e transcriptEvent) int {
+		if strings.Contains(e.what, "->") {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(s.events, func(a, b transcriptEvent) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), requests(a)-requests(b))
+	})
+	return s.events
 }
 
 func (s *transcriptEnv) client(name string) *stile.Client {
