@@ -98,8 +98,9 @@ type Extensions struct {
 
 	// ClaimNumber gives the entry of a slot a number: one from 0 to n − 1, where n is the number of
 	// slots within the operator's limit ([Capabilities.SetLimit]), that no other entry in the line has.
-	// It returns the number, and the order of the claim, which is larger than that of every earlier claim of the same number, and at least that of the
-	// entry. An entry that has a number keeps it: calling ClaimNumber again returns the same.
+	// It returns the number, and the order of the claim, which is larger than that of every earlier claim
+	// of the same number, and at least that of the entry. An entry that has a number keeps it: calling
+	// ClaimNumber again returns the same.
 	//
 	// The entry must be admitted and not withdrawn. If it is gone, the error matches [ErrGone] or
 	// [ErrSessionLost] and no number is taken. If the entries in the line have all numbers, the error

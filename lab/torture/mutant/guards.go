@@ -62,7 +62,7 @@ func Guards() []Mutant {
 		{
 			Name:    "etcd-absent",
 			Breaks:  "the entry must be in the line: here it need not",
-			Edits:   []Edit{{"store/etcdstore/etcdguard/etcdguard.go", "If(present)", "If([]clientv3.Cmp{present}[1:]...)"}},
+			Edits:   []Edit{{"store/etcdstore/etcdguard/etcdguard.go", "If(present...)", "If(present[len(present):]...)"}},
 			Cluster: "etcdguard",
 		},
 		{
