@@ -41,15 +41,27 @@ func (a *activity) HandleConn(_ context.Context, s stats.ConnStats) {
 	a.touch()
 }
 
-// IdleFor returns how long no client has been connected and no lease has existed. It samples the
-// leases only when it is called, so it must be called regularly. Clients that are connected with
-// TLS are not counted, but their leases are.
+// IdleFor returns how long no client has been connected and no lease has existed; zero if the server
+// has failed. It samples the leases only when it is called, so it must be called regularly. Clients
+// that are connected with TLS are not counted, but their leases are.
 func (n *Node) IdleFor() time.Duration {
+	// A goroutine that failure has blocked may hold etcd's locks, so no answer may ever come.
+	unused := make(chan bool, 1)
+	go func() { unused <- n.hasNoLeases() }()
+	select {
+	case isUnused := <-unused:
+		if isUnused && n.activity.connected.Load() == 0 {
+			return n.activity.idle()
+		}
+	case <-n.failure.done:
+	}
+	n.activity.touch()
+	return 0
+}
+
+// hasNoLeases reports whether the server knows that there are no leases.
+func (n *Node) hasNoLeases() bool {
 	ctx := n.etcd.Server.AuthStore().WithRoot(context.Background()) // listing all leases needs the rights of root
 	leases, err := n.etcd.Server.LeaseLeases(ctx, &etcdserverpb.LeaseLeasesRequest{})
-	if err != nil || len(leases.Leases) > 0 || n.activity.connected.Load() > 0 {
-		n.activity.touch()
-		return 0
-	}
-	return n.activity.idle()
+	return err == nil && len(leases.Leases) == 0
 }

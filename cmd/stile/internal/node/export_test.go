@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -36,6 +37,13 @@ func (c Config) WarnInsecure() { c.warnInsecure() }
 func (c Config) WithStarted(f func()) Config {
 	c.started = func(*etcdserver.EtcdServer) { f() }
 	return c
+}
+
+// BlockReads takes the lock that etcd holds while it commits, and returns a function that fails the
+// server as a commit does on a full disk: the error is reported, and the lock is never released.
+func (n *Node) BlockReads() (fail func(error)) {
+	n.etcd.Server.Backend().ReadTx().(sync.Locker).Lock()
+	return n.failure.report
 }
 
 // WithLongWaits returns the configuration with a long election timeout, so that etcd's waits of

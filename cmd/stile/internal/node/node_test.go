@@ -499,6 +499,26 @@ func TestStart_waitsForDirectory(t *testing.T) {
 	}
 }
 
+// Whoever asks regularly whether the server is idle learns that it has failed.
+func TestIdleFor_failureDuringCommit(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	fail := n.BlockReads()
+	idle := make(chan time.Duration, 1)
+	go func() { idle <- n.IdleFor() }()
+	fail(errors.New("no space left on device"))
+	select {
+	case d := <-idle:
+		if d != 0 {
+			t.Errorf("got idle for %v, want 0", d)
+		}
+	case <-time.After(long):
+		t.Fatal("IdleFor still waits for etcd after a failure")
+	}
+	<-n.Stopped()
+	n.Close()
+}
+
 func TestIdleFor(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
