@@ -10,12 +10,13 @@
 //
 // It is an order guard for exclusive holds, with the limits that package guard names.
 //
-// If the changed row can have a column for the token, no guard is needed. One statement does both:
+// If the row has a column for the token, this package is not needed. One statement compares the token
+// and changes the row:
 //
-//	UPDATE accounts SET balance = $1, token = $2 WHERE id = $3 AND token <= $2
+//	UPDATE accounts SET balance = $1, token = $2 WHERE id = $3 AND token <= $2 AND $2 > 0
 //
-// If it changes no row, the token is stale, or there is no such row. MariaDB and MySQL do not count a row
-// that has the same values already, unless the client sets CLIENT_FOUND_ROWS: with
+// If no row changes, the token is stale or zero, or there is no such row. MariaDB and MySQL do not count
+// a row that has the same values already, unless the client sets CLIENT_FOUND_ROWS: with
 // github.com/go-sql-driver/mysql, that is clientFoundRows=true in the data source name.
 package sqlguard
 

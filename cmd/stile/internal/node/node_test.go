@@ -499,7 +499,7 @@ func TestStart_waitsForDirectory(t *testing.T) {
 	}
 }
 
-// Whoever asks regularly whether the server is idle learns that it has failed.
+// The process that asks regularly whether the server is idle must notice that it has failed.
 func TestIdleFor_failureDuringCommit(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
