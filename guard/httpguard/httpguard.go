@@ -9,9 +9,8 @@
 //
 // That is enough if this process alone changes the resource, with one [Guard] for all requests of a lock,
 // and if a handler changes nothing after it has returned. [http.TimeoutHandler] returns before its handler
-// does, so it must be around the guard, not in it. If several processes
-// change the resource, compare in the transaction that does so: with
-// [FromRequest] and package sqlguard.
+// does, so it must be around the guard, not in it. If several processes change the resource, compare in
+// the transaction that does so: with [FromRequest] and package sqlguard.
 //
 // The headers are no authentication. A client that may send requests may send any token, and a very
 // large one shuts all holders out.

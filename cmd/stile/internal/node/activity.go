@@ -41,11 +41,12 @@ func (a *activity) HandleConn(_ context.Context, s stats.ConnStats) {
 	a.touch()
 }
 
-// IdleFor returns how long no client has been connected and no lease has existed; zero if the server
-// has failed. It samples the leases only when it is called, so it must be called regularly. Clients
-// that are connected with TLS are not counted, but their leases are.
+// IdleFor returns how long no client has been connected and no lease has existed; zero if etcd does
+// not answer because it has failed. It samples the leases only when it is called, so it must be called
+// regularly. Clients that are connected with TLS are not counted, but their leases are.
 func (n *Node) IdleFor() time.Duration {
-	// A goroutine that failure has blocked may hold etcd's locks, so no answer may ever come.
+	// After a fatal error etcd may never answer: the goroutine that reported it is blocked, and may hold
+	// etcd's locks.
 	unused := make(chan bool, 1)
 	go func() { unused <- n.hasNoLeases() }()
 	select {
