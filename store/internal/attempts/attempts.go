@@ -63,7 +63,8 @@ func (p *Pace) note(took time.Duration) {
 
 // UntilAnswered sends a request until it is answered: with success, or with an error for which
 // refused returns true because it is the server's final answer. If ctx ends first the error is the
-// cause of ctx, joined with the error of the last attempt that ctx did not cut short.
+// cause of ctx, joined with the error of the last attempt that ended by itself, not by a timeout or
+// with ctx; with that of the last attempt if there is none.
 //
 // Each attempt has a context of its own. The request must therefore do no harm if it is carried out
 // more than once, or after UntilAnswered has returned. After attempts that fail at once there are
@@ -81,6 +82,7 @@ func (p *Pace) UntilAnswered(
 ) error {
 	timeout, pause := p.Timeout(), firstPause
 	var last error
+	lastCutShort := false
 	for n := 0; ; n++ {
 		if ctx.Err() != nil {
 			return GaveUp(ctx, last)
@@ -88,6 +90,7 @@ func (p *Pace) UntilAnswered(
 		attempt, cancel := context.WithTimeout(ctx, timeout)
 		start := time.Now()
 		err := request(attempt)
+		cutShort := attempt.Err() != nil
 		cancel()
 		took := time.Since(start)
 		if err == nil || refused(err) {
@@ -97,10 +100,10 @@ func (p *Pace) UntilAnswered(
 		if took >= timeout {
 			p.note(took / 2)
 		}
-		if ctx.Err() != nil && last != nil {
-			return GaveUp(ctx, last) // more specific than this attempt's "canceled"
+		// The error of an attempt that was cut short says only that. An earlier one may say why.
+		if last == nil || lastCutShort || !cutShort {
+			last, lastCutShort = err, cutShort
 		}
-		last = err
 		// Two attempts of half a second outlast an etcd election with the default timeouts.
 		if n > 0 {
 			timeout = min(2*timeout, MaxTimeout)
@@ -163,7 +166,7 @@ func Within(ctx, life context.Context) (context.Context, context.CancelFunc) {
 }
 
 // GaveUp returns the error of a request that was not answered before ctx ended: the cause of ctx,
-// joined with last, the error of the last attempt, unless that is nil or says the same.
+// joined with last, the last error of an attempt, unless that is nil or says the same.
 func GaveUp(ctx context.Context, last error) error {
 	cause := context.Cause(ctx)
 	if last == nil || errors.Is(last, cause) {
@@ -172,11 +175,11 @@ func GaveUp(ctx context.Context, last error) error {
 	return &unansweredError{cause: cause, last: last}
 }
 
-// unansweredError is why a request was given up, and the error of its last attempt.
+// unansweredError is why a request was given up, and the last error of its attempts.
 type unansweredError struct{ cause, last error }
 
 func (e *unansweredError) Error() string {
-	return e.cause.Error() + " (last attempt: " + e.last.Error() + ")"
+	return e.cause.Error() + " (last error: " + e.last.Error() + ")"
 }
 func (e *unansweredError) Unwrap() []error { return []error{e.cause, e.last} }
 

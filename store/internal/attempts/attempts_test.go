@@ -198,15 +198,15 @@ func TestUntilAnswered_noAttemptIfContextHasEnded(t *testing.T) {
 	}
 }
 
-func TestUntilAnswered_errorHasCauseAndLastAttempt(t *testing.T) {
+func TestUntilAnswered_errorHasCauseAndLastError(t *testing.T) {
 	for name, test := range map[string]struct {
 		answers []func(context.Context) error
 		want    string
 	}{
-		"in a pause":           {[]func(context.Context) error{answering(errCut)}, "the session is gone (last attempt: connection reset)"},
-		"in a later attempt":   {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last attempt: connection reset)"},
-		"in the first attempt": {[]func(context.Context) error{silent}, "the session is gone (last attempt: context canceled)"},
-		"in the first attempt, with another error": {[]func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return errCut }}, "the session is gone (last attempt: connection reset)"},
+		"in a pause":           {[]func(context.Context) error{answering(errCut)}, "the session is gone (last error: connection reset)"},
+		"in a later attempt":   {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last error: connection reset)"},
+		"in the first attempt": {[]func(context.Context) error{silent}, "the session is gone (last error: context canceled)"},
+		"in the first attempt, with another error": {[]func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return errCut }}, "the session is gone (last error: connection reset)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -227,6 +227,20 @@ func TestUntilAnswered_errorHasCauseAndLastAttempt(t *testing.T) {
 	}
 }
 
+// A reason that the server gave says more than that the attempts after it had no answer in time.
+func TestUntilAnswered_errorHasReasonFromBeforeTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		s := &script{answers: []func(context.Context) error{silent, answering(errCut), silent}}
+		err := untilAnswered(ctx, s.request)
+		check(t, err, "context deadline exceeded (last error: connection reset)", []error{context.DeadlineExceeded, errCut})
+		if len(s.begun) < 4 {
+			t.Errorf("got %d attempts, want more than one that timed out after the error", len(s.begun))
+		}
+	})
+}
+
 func TestGaveUp(t *testing.T) {
 	for name, test := range map[string]struct {
 		last    error
@@ -234,7 +248,7 @@ func TestGaveUp(t *testing.T) {
 		matches []error
 	}{
 		"no earlier error":           {nil, "the session is gone", []error{errGone}},
-		"earlier error":              {errCut, "the session is gone (last attempt: connection reset)", []error{errGone, errCut}},
+		"earlier error":              {errCut, "the session is gone (last error: connection reset)", []error{errGone, errCut}},
 		"earlier error is the cause": {errGone, "the session is gone", []error{errGone}},
 	} {
 		t.Run(name, func(t *testing.T) {
