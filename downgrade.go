@@ -8,22 +8,24 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// Downgrade makes the hold of a writer that of a reader, without giving the lock up in between. The
-// entry keeps its position in the line. So the readers directly behind it get the lock too, and no writer
-// gets it before this hold is released. Use it to go on reading what was just written. Readers of this
-// client that wait for the hold in the client enter the line when it is downgraded, at the end.
+// Downgrade makes the hold of a writer that of a reader, without giving the lock up in between. Use it to
+// go on reading what was just written. The entry keeps its position in the line: the readers directly
+// behind it get the lock too, and no writer gets it before this hold is released. Readers of the same
+// client that wait behind the hold join the line at its end.
 //
-// On success the lock is shared, in the store too. [Hold.Mode] returns the shared mode from the call on,
-// whatever Downgrade returns, and the caller must not write any more. The token stays the same. A guard
-// that compares tokens cannot tell the reader from the writer that it was, so end all guarded writes
-// before the call: a request that was given up may still be carried out, while others read. The guard of
-// etcdguard refuses such a request.
+// Stop writing before the call. The token stays the same, so a guard that compares tokens cannot tell
+// the reader from the writer that it was: it would accept a write that was given up but is still carried
+// out, while others read. The guard of etcdguard refuses such a write.
 //
-// If the hold was lost, the error is a [*LostError]; if it was released, it matches [ErrReleased]. It
-// matches [ErrUnsupported] if the store cannot do it, as Redlock and ZooKeeper cannot, or if the hold is
-// that of a slot; and ctx.Err() if ctx had ended before the call. In these two cases nothing has changed.
-// After any other error the hold is still valid and counts as shared in this process, but the store may
-// keep readers out until the hold is released or Downgrade is called again.
+// On success the lock is shared, in the store too. The errors are:
+//   - a [*LostError] if the hold was lost
+//   - one matching [ErrReleased] if it was released
+//   - one matching [ErrUnsupported] if the store cannot do it, as Redlock and ZooKeeper cannot, or if the
+//     hold is that of a slot; nothing has changed
+//   - one matching ctx.Err() if ctx had ended before the call; nothing has changed
+//   - any other error: the hold is still valid, [Hold.Mode] returns the shared mode, and the caller must
+//     not write; but the store may keep readers out until the hold is released or Downgrade is called
+//     again
 //
 // The hold of a reader is already shared: Downgrade returns nil. There is no way back, because two
 // readers that wait for each other to leave would wait for ever: release the lock and take it for

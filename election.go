@@ -38,9 +38,9 @@ func (e *Election) Name() string { return e.locker.name }
 // is lost while it waits, it rejoins the line, at the end. Leading ends with the session, and is not
 // resumed: see [Hold.Context] and [Election.Run].
 //
-// The value is published with the candidate from the start. Others see it as the leader's shortly
-// before Campaign returns, or up to [Options.LockDelay] before. It is part of the owner: if that
-// becomes larger than [MaxOwnerBytes], Campaign returns an error.
+// The value is part of the candidate's entry from the start. So others see it as the leader's before
+// Campaign returns: shortly before, or with [Options.LockDelay] up to that time. The value is part of the
+// owner: if that becomes larger than [MaxOwnerBytes], Campaign returns an error.
 func (e *Election) Campaign(ctx context.Context, value string) (*Leadership, error) {
 	hold, err := e.candidate(value).lock(ctx, false)
 	if err != nil {
@@ -123,8 +123,12 @@ type Leader struct {
 }
 
 // Leader returns the current leader, or nil if there is none. A reader of an [RWMutex] and a holder of
-// a [Semaphore] of the same name are not leaders. When Leader returns, another one may lead already:
-// to act only under a certain leader, let the resource check the token.
+// a [Semaphore] of the same name are not leaders. With [Options.LockDelay] the leader may be a candidate
+// whose Campaign has not returned yet. After [Hold.ReleaseAfter] the former leader is returned until that
+// time has passed.
+//
+// When Leader returns, another one may lead already: to act only under a certain leader, let the resource
+// check the token.
 func (e *Election) Leader(ctx context.Context) (*Leader, error) {
 	if err := e.check(); err != nil {
 		return nil, err
@@ -152,12 +156,12 @@ func leaderOf(l Line) *Leader {
 }
 
 // Observe yields the leader, at once and again each time that there is another leader or another
-// value, until ctx ends or the loop is left. It yields nil if there is no leader. It reads the line at
-// most ten times a second, so it can skip what lasts less than a tenth of a second, or ends while the
-// store is unreachable. It never skips the last leader or value.
+// value, until ctx ends or the loop is left. It yields nil if there is no leader. It skips what begins
+// and ends between two readings of the line: there are at most ten a second, and none while the loop's
+// body runs or the store is unreachable. It never skips the last leader or value.
 //
-// Together with an error it yields nil, although there may be a leader. After a failed reading Observe
-// continues, and yields the leader again after the next one. Any other error is the last that it
+// Together with an error it yields nil, although there may be a leader. If a reading failed, Observe
+// continues, and yields the leader again after the next reading. Any other error is the last that it
 // yields, as with [Client.WatchLines].
 func (e *Election) Observe(ctx context.Context) iter.Seq2[*Leader, error] {
 	return func(yield func(*Leader, error) bool) {
@@ -201,19 +205,20 @@ const (
 	maxCampaignPause   = 5 * time.Second
 )
 
-// Run campaigns, and runs f as long as the caller leads. f's context ends with ctx and with the
-// leadership; f must then return.
+// Run campaigns, and calls f when the caller leads. f's context ends with ctx and with the leadership; f
+// must then return.
+//
+// If f returns while the caller leads, Run resigns, and returns f's error joined with that of the
+// resignation. If f has resigned itself, Run returns f's error.
 //
 // If the leadership is lost, Run waits until f has returned, logs f's error, and campaigns again. So
-// one call of Run never runs f twice at the same time. But another candidate may lead before f has
+// one call of Run never runs f twice at the same time, but another candidate may lead before f has
 // returned. Run also campaigns again if Campaign fails because of the store. Before each further
 // campaign it pauses, for up to five seconds.
 //
-// If f returns while the caller leads, with or without an error, Run resigns, and returns f's error
-// joined with that of the resignation. It does the same if f has resigned itself. If ctx ends while f
-// does not run, the error matches ctx.Err(). Run also returns errors that another campaign would meet
-// again: those that match [ErrClosed], [ErrBadName], [ErrReentrant] or, before the caller has led,
-// [ErrKind], and that of a value that is too large.
+// If ctx ends while f does not run, the error matches ctx.Err(). Run returns the errors that another
+// campaign would meet again: those that match [ErrClosed], [ErrBadName], [ErrReentrant] or, before the
+// caller has led, [ErrKind], and that of a value that is too large.
 func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Context, l *Leadership) error) error {
 	c := e.locker.client
 	if err := checkOwner(e.candidate(value).owner()); err != nil {

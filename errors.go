@@ -11,17 +11,19 @@ import (
 
 // Errors to test for with [errors.Is]. With any error from a locking method, the lock is not held.
 var (
-	// ErrHeld means that TryLock found the lock held. See [HeldError].
+	// ErrHeld means that TryLock, or another try, found the lock held or others waiting for it. See
+	// [HeldError].
 	ErrHeld = errors.New("lock is held")
 	// ErrLost means that a hold ended before it was released. See [LostError].
 	ErrLost = errors.New("lock lost")
 	// ErrClosed means that the client is closed.
 	ErrClosed = errors.New("client is closed")
-	// ErrReleased is the cause of a hold's context after its release.
+	// ErrReleased means that the hold was released. It is also the cause of the hold's context then.
 	ErrReleased = errors.New("lock released")
 	// ErrYielded is the cause of a hold's context after [Hold.Yield].
 	ErrYielded = errors.New("lock yielded to the next waiter")
-	// ErrLeft means that the place was given up with [Place.Leave].
+	// ErrLeft means that the place was given up with [Place.Leave], or that the hold was released while
+	// [Hold.Yield] waited.
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
@@ -46,9 +48,9 @@ var (
 // else, or as semaphores with different numbers of slots. Mutexes and read-write locks are one kind.
 // It matches [ErrKind].
 //
-// Its field Mode is the requested mode. Other is the first known entry in the line, and so shows the
-// kind that the name has. If the conflict is with a goroutine of the same client, and was found
-// without a request to the store, only the fields Mode and Owner of Other are set.
+// Its field Mode is the requested mode. Other is an entry in the line that shows the kind that the name
+// has. If the conflict is with a goroutine of the same client, and was found without a request to the
+// store, only the fields Mode and Owner of Other are set.
 //
 // A name has its kind as long as somebody holds the lock or waits for it. The entry of a client that
 // gave up or was refused counts until it is removed: usually for a moment, and for up to a TTL if

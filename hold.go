@@ -16,7 +16,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A Hold is a lock that is held. It ends once: it is either released or lost. It is safe for
+// A Hold is a lock that is held. It ends once: it is released, yielded or lost. It is safe for
 // concurrent use; any goroutine may release it.
 type Hold struct {
 	place    *Place
@@ -42,8 +42,8 @@ type Hold struct {
 	next      *Place // what Yield waits or has waited with; nil without a Yield
 }
 
-// tokenOf returns the token of the first turn after an admission. The low bits count local hand-overs
-// since then.
+// tokenOf returns the token of the entry with the given order. The low bits are zero: they are reserved
+// for hand-overs within a client.
 func tokenOf(order uint64) uint64 { return order << store.TurnBits }
 
 // orderOf returns the order that is part of a token.
@@ -263,15 +263,17 @@ func (h *Hold) watchContention() <-chan struct{} {
 // called, whatever it returns.
 //
 // On success the store has confirmed that the lock was held until now and is free for the next
-// waiter. The error is a [*LostError] if the lock had been lost. It matches [ErrNotKnown] if the
-// lock is free now but may have been lost before: a request got no reply, and its repetition found
-// no entry. After any other error the release is not confirmed; it continues in the background and
-// is complete when the session ends, at the latest. If ctx ended first, the error matches
-// ctx.Err().
+// waiter. A reader whose entry is shared with other readers of the client leaves the entry to them,
+// without a request. The errors are:
+//   - a [*LostError] if the lock had been lost
+//   - one matching [ErrNotKnown] if the lock is free now but may have been lost before: a request got no
+//     reply, and its repetition found no entry
+//   - any other error, one matching ctx.Err() if ctx ended first: the release is not confirmed; it
+//     continues in the background, and is complete when the session ends, at the latest
 //
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
-// a signal. Releasing again returns nil. Releasing a hold that has yielded releases the hold that came of
-// it: see [Hold.Yield].
+// a signal. Releasing again returns nil. Releasing a hold that has yielded releases the hold that Yield
+// returned.
 func (h *Hold) Release(ctx context.Context) error {
 	ctx, cancel := withGrace(ctx)
 	defer cancel()

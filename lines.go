@@ -96,20 +96,18 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 	return entryOf(e), nil
 }
 
-// Resize sets the operator's limit of the slots of a name: of the semaphore of that name at most slots
-// holds are admitted, however many slots its clients declare. A limit larger than the number that they
-// declare has no effect, because no program gets a slot, or a slot number, that it does not expect.
-// Declare as many slots as can ever be sensible, and limit them to what is sensible today. Zero removes
-// the limit.
+// Resize sets the operator's limit of the slots of a name. The semaphore of that name then admits at most
+// that many holds, however many slots its clients declare. A limit larger than what they declare has no
+// effect, because no program gets a slot, or a slot number, that it does not expect. Declare as many slots
+// as can ever be sensible, and limit them to what is sensible today. Zero removes the limit.
 //
 // The limit is a record in the store: it applies to all clients, is kept until it is changed or removed,
 // and needs no holder. If it is raised, the waiters that now fit are admitted. If it is lowered, nobody
 // loses a hold: the next waiter is admitted when enough holders have left. Mutexes and read-write locks
 // have no limit; a name may have one before it is used as a semaphore.
 //
-// Clients on etcd and ZooKeeper follow the limit themselves, and may admit by the old one for a moment.
-// There are never more holders than the largest limit allows that applied since the last of them joined
-// the line.
+// Clients on etcd and ZooKeeper decide about admission themselves, and may admit by the old limit for a
+// moment: never by one that was replaced before the waiter joined the line.
 //
 // Resize returns an error if slots is negative or more than [MaxSlots]. The error matches [ErrBadName] if
 // the name is invalid, and [ErrUnsupported] if the store has no such limits. After any other error either

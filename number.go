@@ -32,12 +32,11 @@ func (t *tenure) claimNumber(ctx context.Context) error {
 	return err
 }
 
-// Slot returns the slot number of a hold of [Semaphore.Numbered]: from 0 to the number of slots − 1,
-// and different from those of all other holds that are valid. It does not change. Another hold gets
-// the number when this one has ended. After [Hold.ReleaseAfter] the entry keeps the number until it is
-// removed.
+// Slot returns the slot number of a hold of [Semaphore.Numbered]: from 0 to the number of slots − 1. No
+// other valid hold of the name has this number. It does not change. Another hold gets the number when
+// this one has ended. After [Hold.ReleaseAfter] the entry keeps the number until it is removed.
 //
-// Slot returns -1 if the hold has no number.
+// Slot returns -1 for all other holds.
 func (h *Hold) Slot() int {
 	if !h.tenure.numbered {
 		return -1

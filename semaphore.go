@@ -26,8 +26,8 @@ const MaxSlots = line.MaxSlots
 type Semaphore struct{ locker locker }
 
 // Semaphore returns the semaphore called name, with the given number of slots. Every locking method
-// returns an error if slots is less than 1 or more than [MaxSlots]. The error matches [ErrBadName] if
-// the name is invalid, and [ErrUnsupported] if the store has only exclusive locks, as Redlock does.
+// returns an error if slots is less than 1 or more than [MaxSlots], one matching [ErrBadName] if the name
+// is invalid, and one matching [ErrUnsupported] if the store has only exclusive locks, as Redlock does.
 func (c *Client) Semaphore(name string, slots int) *Semaphore {
 	l := locker{client: c, name: name}
 	switch {

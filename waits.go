@@ -100,11 +100,12 @@ type HolderWait struct {
 // deadlocks, take several locks with [Client.LockAll], or always in the same order.
 //
 // A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for
-// a second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a process that runs under
-// a lock of another process is known from the start, if its owner says so: see [Owner.Under].
+// a second: [Mutex.Do] and [Hold.Context] provide such contexts. A [Place] waits while [Place.Wait] runs,
+// not from its Join. An entry has room for 16 waits. The wait of a process that runs under a lock of
+// another process is known from the start, if its owner says so: see [Owner.Under].
 //
 // Waits are published in the background, and lines are read one after another, so the graph may show a
-// wait that has just ended, and not yet one that has just begun.
+// wait that has just ended, or lack one that has just begun.
 // Holders write what they wait for themselves: the graph is for people, and no lock depends on it.
 //
 // On a store whose entries cannot change, which is Redlock, the error matches [ErrUnsupported].

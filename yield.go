@@ -13,32 +13,32 @@ import (
 //
 // The old hold ends as soon as Yield is called, and its context ends with [ErrYielded] as the cause. So
 // all work that depends on it must have stopped before. The new hold has the same mode and owner. Its
-// context has the values of ctx.
+// context has the values of ctx. Of a semaphore, Yield hands over the one slot.
 //
 // The store removes the old entry and adds the new one in one step. So the new entry is behind all
-// waiters of that moment and ahead of all later ones, and no other client finds the lock free. There
-// are three exceptions. Redlock has no such step: Yield releases the lock, and then takes it like Lock. And
-// goroutines of the same client that wait for their turn to join the line come first: Yield releases the
-// lock, the first of these goroutines joins the line, and Yield joins it after the last of them. A hold
-// that was downgraded is released too, and joins the line as a reader. In these cases other clients that
-// join at that moment may come first.
+// waiters of that moment and ahead of all later ones, and no other client finds the lock free. In some
+// cases Yield takes two steps, like Release and Lock, and a client that joins the line between them is
+// ahead:
+//   - The store is Redlock, which has no such step.
+//   - Other goroutines of the same client wait for the lock. They join the line first.
+//   - The hold was downgraded. It joins the line as a reader.
+//   - The hold is a reader's and shares its entry with other readers of the client. It leaves that entry
+//     and gets one of its own. A writer gets the lock when the other readers have left too.
+//   - ctx has already ended. Yield only releases the lock.
 //
-// Of a semaphore, Yield hands over the one slot. A reader of an [RWMutex] that shares its entry with
-// other readers of the client leaves that entry, and then joins the line with an entry of its own; a
-// writer gets the lock when the other readers have left too.
+// After an error the lock is not held, except after [ErrReentrant]. The errors are:
+//   - a [*LostError] if the hold had been lost before the hand-over; Yield has not waited
+//   - one matching [ErrNotKnown] if that is unknown; Yield has not waited
+//   - one matching ctx.Err() if ctx ended; the entry is removed as after a failed Lock
+//   - one matching [ErrReleased] if the hold was released, or has yielded before: a hold yields once
+//   - one matching [ErrLeft] if the hold was released while Yield waited
+//   - one matching [ErrReentrant] if ctx comes from this hold or another one of the same name, as
+//     [Hold.Context] and the context of a function run by [Mutex.Do] do: such a context would end at the
+//     hand-over. Nothing has changed, and the lock is still held.
+//   - the other errors of [Hold.Release] and [Mutex.Lock]
 //
-// After an error the lock is not held. If it had been lost before the hand-over, the error is a
-// [*LostError], and if that is unknown, it matches [ErrNotKnown]; then Yield has not waited. If ctx ends,
-// the error matches ctx.Err(), and the entry is removed as after a failed Lock. If ctx had already ended,
-// Yield releases the lock. All other errors are those of [Hold.Release] and [Mutex.Lock]. There is one
-// exception: if ctx comes from the hold itself, or from another one of the same name, the error is
-// [ErrReentrant] and the lock is still held. [Hold.Context], and the context that [Mutex.Do] passes to
-// its function, are such contexts, and would end at the hand-over.
-//
-// To release the old hold is to release the new one. So one deferred Release of the first hold is
-// enough, also in a function run by Do. If Yield is still waiting, such a release ends the wait, and
-// Yield returns an error matching [ErrLeft]. A hold yields once: a second Yield of the old hold returns
-// an error matching [ErrReleased].
+// Release of the old hold releases the new one. So one deferred Release of the first hold is enough, also
+// in a function run by Do. If Yield is still waiting, it ends the wait.
 func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

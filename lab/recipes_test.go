@@ -58,6 +58,8 @@ func TestRecipes_tableOfStores(t *testing.T) {
 		{"`Mutex`, `Election`", func(store.Capabilities) bool { return true }},
 		{"`RWMutex`, `Semaphore`", func(c store.Capabilities) bool { return c.SharedModes }},
 		{"`Proclaim`", func(c store.Capabilities) bool { return c.OwnerUpdates }},
+		{"`WaitGraph`", func(c store.Capabilities) bool { return c.OwnerUpdates }},
+		{"`Downgrade`", func(c store.Capabilities) bool { return c.Downgrades }},
 		{"in order of arrival", func(c store.Capabilities) bool { return c.Fair }},
 		{"fencing tokens", func(c store.Capabilities) bool { return c.Fencing }},
 		{"`Contended`", func(c store.Capabilities) bool { return c.Contention }},

@@ -35,8 +35,9 @@ var (
 type KindError struct {
 	// Mode is the requested mode.
 	Mode line.Mode
-	// Other is the first known entry in the line. If the conflict was found within a client, without
-	// a request to the store, only its Mode and Owner are set.
+	// Other is the entry that shows the line's kind: the first one, or the first of those that the
+	// store has read. If the conflict was found within a client, without a request to the store, only
+	// its Mode and Owner are set.
 	Other Entry
 }
 

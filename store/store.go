@@ -17,15 +17,15 @@
 //   - Order. The [Standing.Order] of an admitted entry is larger than that of every conflicting
 //     entry admitted before it with the same name, as long as the store keeps its data. Fencing
 //     tokens are made from it.
-//   - Lifetime. A session's entries stay in their lines at least until TTL − Slack after the last
-//     confirmation, counted from before its request was sent. They are removed shortly after the
-//     TTL if the session is not confirmed again. See [Terms]. Entries detached with
-//     [Extensions.WithdrawAfter] have a time of their own.
+//   - Lifetime. A session's entries stay in their lines for at least TTL − Slack. This time is counted
+//     from the moment when the request of the last confirmation was sent, and begins anew with every
+//     confirmation. Without another confirmation they are removed shortly after the TTL. See [Terms].
+//     Entries detached with [Extensions.WithdrawAfter] have a time of their own.
 //   - Withdrawal. Withdraw removes only its own entry, even if that entry is gone and another
 //     one has the same key.
-//   - Failed calls leave nothing. If [Session.Enqueue] fails or its context ends, no entry of that
-//     call is in the line, or its removal has started. Nothing outlives its session, except what
-//     [Extensions.WithdrawAfter] and [Extensions.Mark] leave on purpose.
+//   - Failed calls leave nothing. If [Session.Enqueue] fails, because its context ended or for another
+//     reason, no entry of that call is in the line, or its removal has started. Nothing outlives its
+//     session, except what [Extensions.WithdrawAfter] and [Extensions.Mark] leave on purpose.
 //   - Every admission is reported. Lost messages, reconnections, compactions and leader changes may
 //     delay the report of a new standing, but never suppress it.
 //
@@ -182,7 +182,8 @@ type Terms struct {
 	TTL time.Duration
 	// Slack is how much earlier than the TTL the store may end a session. It is zero for stores
 	// that never do so in normal operation. On ZooKeeper, whose followers report the activity of
-	// their clients late, it is a third of the TTL.
+	// their clients late, it is a third of the TTL. On Redlock it allows for clocks that are a
+	// hundredth fast.
 	Slack time.Duration
 	// Attempt is the timeout of one call of [Session.Confirm], for stores that repeat lost requests
 	// themselves. It is zero for stores that send one request for each call.
@@ -252,8 +253,8 @@ type Standing struct {
 // errors rather than exceed it.
 const MaxOrder = 1<<52 - 1
 
-// TurnBits is the number of low bits of a fencing token that do not come from the order. So the
-// order of the entry to which a hold belongs is its token >> TurnBits.
+// TurnBits is the number of low bits of a fencing token that do not come from the order. They are zero.
+// The order of the entry to which a hold belongs is its token >> TurnBits.
 const TurnBits = 11
 
 // Capabilities are the features and limits of a store.
@@ -291,10 +292,11 @@ type Capabilities struct {
 	// SetLimit sets the operator's limit of slots of a name; zero removes it. The limit is kept beside
 	// the line: it needs no session and no entries, and outlasts both. A slot is admitted if fewer
 	// than the smaller of its own n and the limit are ahead; see [line.Mode.Within]. If the limit is
-	// raised or removed, the entries that may now be admitted are. If it is lowered, no entry is
-	// removed, and those that were admitted stay admitted. A store whose clients decide about
-	// admission may admit by the old limit until they have received the new one, but only by a limit
-	// that has applied since the entry joined the line.
+	// raised or removed, the entries that now fit are admitted. If it is lowered, no entry is removed,
+	// and those that were admitted stay admitted.
+	//
+	// Where clients decide about admission, they may admit by an old limit until they receive the new
+	// one, but only by a limit that has applied since the entry joined the line.
 	//
 	// After a failure either limit may apply, and an unanswered request may still take effect, but not
 	// after a later call has succeeded. SetLimit is nil if the store has no such limits; otherwise it
