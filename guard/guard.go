@@ -6,7 +6,7 @@
 //
 // An order guard compares numbers. Each hold has a fencing token, larger than those of all earlier
 // holders of the name. The guard remembers, beside the resource, the largest token that it has seen,
-// and refuses smaller ones. It knows nothing of locks, stores and clocks.
+// and refuses smaller ones. It needs no access to the store of the lock, and uses no clock.
 //
 //	guard/sqlguard                     tables of a SQL database
 //	guard/fileguard                    files and everything else on one machine
@@ -14,8 +14,9 @@
 //	guard/s3guard                      objects in S3, a module of its own
 //	store/redisstore/redisguard        keys of a Redis server
 //
-// A presence guard is for data in the lock's own store. It checks, in the transaction that changes the
-// data, that the hold's entry is still in the line, and compares the tokens too.
+// A presence guard is for data in the store that also keeps the lock. There each lock has a line of
+// entries, one for each holder and waiter. In the transaction that changes the data, the guard checks
+// that the hold's entry is still in the line. It compares the tokens too.
 //
 //	store/etcdstore/etcdguard          keys of an etcd cluster
 //	store/zkstore/zkguard              nodes of a ZooKeeper ensemble
@@ -31,9 +32,10 @@
 //   - They do not protect from the holder itself: two goroutines of one holder have the same token.
 //   - They protect only what goes through them. Every writer has to.
 //   - An order guard is for exclusive holds: of a Mutex, of an RWMutex that is locked for writing, of an
-//     Election. Readers and the holders of a semaphore's slots hold at the same time, with different
-//     tokens, so it would refuse some of them. Numbered slots have a token for each number, which an
-//     order guard with a resource for each number can compare. A presence guard is for all holds.
+//     Election. Readers hold at the same time, with different tokens, and so do the holders of a
+//     semaphore's slots: an order guard would refuse some of them. If the slots are numbered, each number
+//     has tokens of its own: then use one guarded resource for each number. A presence guard is for all
+//     holds.
 //
 // All tokens that a resource sees must come from the same lock: the same name in the same store. If a
 // store loses its data or another one takes its place, tokens may begin anew, and the guard refuses all
@@ -56,8 +58,8 @@ var (
 	// ErrStale means that the resource has seen a larger token, or that the hold's entry has left the
 	// line. The caller does not hold the lock any more: it must stop writing. See [StaleError].
 	ErrStale = errors.New("stale fencing token")
-	// ErrBadToken means that a token is not one of a hold: zero, which is the token of a store without
-	// fencing, or too large.
+	// ErrBadToken means that no hold can have this token: zero, which is the token of a store without
+	// fencing, or more than 2^63 − 1.
 	ErrBadToken = errors.New("not a fencing token")
 )
 
@@ -66,8 +68,9 @@ var (
 type StaleError struct {
 	// Resource is the name of the resource.
 	Resource string
-	// Token was refused, because the resource has seen Newest. If a presence guard has not found the
-	// hold's entry, Newest may be smaller than Token, or zero: the largest token so far.
+	// Token was refused. Newest is the largest token that the resource has seen, if the guard has
+	// compared tokens. It is not larger than Token, and often zero, if a presence guard has not found the
+	// hold's entry in the line.
 	Token, Newest uint64
 }
 
@@ -108,15 +111,15 @@ type Hold interface {
 // Tokens remembers the largest token of each resource.
 type Tokens interface {
 	// Raise remembers a token as the largest one of the resource. If it has seen a larger one, the
-	// error is a [*StaleError] and nothing changes. The same token may be raised again. If the token
-	// is not one of a hold, the error matches [ErrBadToken]. After any other error the token may or may
-	// not be remembered. Raise is safe for concurrent use.
+	// error is a [*StaleError] and nothing changes. The same token may be raised again. If no hold can
+	// have the token, the error matches [ErrBadToken]. After any other error the token may or may not be
+	// remembered. Raise is safe for concurrent use.
 	Raise(ctx context.Context, resource string, token uint64) error
 }
 
-// Forgetful is a Tokens in the memory of this process. It forgets everything when the process ends: a
-// stale holder may then write once more. It is for tests, and for resources that end with the process
-// too. The zero value remembers nothing yet.
+// Forgetful is a Tokens in the memory of this process. It forgets everything when the process ends: stale
+// holders may then write until a later holder does. It is for tests, and for resources that end with the
+// process too. The zero value remembers nothing yet.
 type Forgetful struct {
 	mu      sync.Mutex
 	largest map[string]uint64

@@ -69,6 +69,17 @@ func TestSlots_numbersAndJSON(t *testing.T) {
 	holder.expectExit(0)
 }
 
+func TestSlots_mutex(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	holder := m.start(endableScript, "demo")
+	m.expectSlots("lock demo: held; limit 9 slots, without effect: the lock is used without --slots", "demo", "9")
+	m.expectSlots("lock demo: held; no limit", "demo", "0")
+	m.endScript()
+	holder.expectExit(0)
+}
+
 func TestSlots_misuse(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

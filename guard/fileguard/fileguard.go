@@ -1,23 +1,23 @@
 // Package fileguard is a guard for files, and for whatever else one machine has: a directory, a device.
 //
-// It keeps the largest token that it has seen in a file of its own beside the resource, PATH.fence, and
-// holds a lock of flock(2) on that file from the comparison to the end of the write. So comparison and
-// write are one step for all processes that use the guard. A process that is stopped in between blocks
-// the others, which then wait until their context ends; it cannot write after them. Programs that it has
-// started can, if it is killed and they are not: they do not inherit the lock.
+// The largest token that it has seen is in a file of its own beside the resource, PATH.fence. A process
+// locks that file with flock(2) before the comparison, and unlocks it after the write. So comparison and
+// write are one step for all processes that use the guard. A process that is stopped in between blocks the
+// others, which wait until their context ends; it cannot write after them. If a process is killed, the
+// programs that it has started do not inherit the lock, and can still write after others.
 //
 // It is an order guard for exclusive holds, with the limits that package guard names.
 //
-// The fence file is made for its user alone. To let several users write, make it before with other
-// permissions, in a directory in which nobody else can write.
+// Only the user who creates the fence file can use it. To let several users write, create it before with
+// other permissions, in a directory in which nobody else can write.
 //
-// The fence file must not be removed or emptied as long as stale holders may exist. A copy of the resource,
-// from a backup for example, has no fence; restore the file PATH.fence too. A file with several names, by
-// hard links, has as many fences: use one of the names. Symbolic links are refused.
+// The fence file must not be removed or emptied as long as stale holders may exist. A backup of the resource
+// must include PATH.fence: a copy of the resource alone has no fence. A file with several names, by hard
+// links, would have as many fences: use one of the names. Symbolic links are refused.
 //
-// It works on Linux, macOS and other systems with flock(2), on local file systems. On network file
-// systems, whose locks may be lost, it returns an error, where it recognizes them: on Linux, except those
-// in user space, such as sshfs.
+// It works on Linux, macOS and other systems with flock(2), on local file systems. Network file systems may
+// lose locks. On Linux the guard recognizes most of them and returns an error, but not those in user space,
+// such as sshfs. Elsewhere it recognizes none.
 package fileguard
 
 import (
@@ -35,14 +35,14 @@ import (
 	"github.com/stilelock/stile/guard"
 )
 
-// Do runs f if no larger token than this one has been seen at path, and nobody else's f runs at the
-// same time for the same path. path need not exist, but the directory that it is in must. It must not end
-// in .fence or .next, the names of the guard's own files.
+// Do runs f if no larger token than this one has been seen at path. It runs one f at a time for each path,
+// on the whole machine. path need not exist, but its directory must. It must not end in .fence or .next,
+// the names of the guard's own files.
 //
 // If a larger token has been seen, the error is a [*guard.StaleError] and f is not run. Do waits while
-// another process runs its f. If ctx ends before f is run, f is not run and the error matches ctx.Err() and
-// the cause of ctx: with the context of a hold, a lost lock is never written under. Do does not end f when
-// ctx ends. Otherwise it returns f's error; the token counts as seen then too.
+// another process runs its f. If ctx ends before f is run, f is not run, and the error matches ctx.Err() and
+// the cause of ctx. So pass the context of the hold: then f is never run after a loss that is known. Do does
+// not end f when ctx ends. If f was run, Do returns its error, and the token counts as seen in any case.
 func Do(ctx context.Context, path string, token uint64, f func() error) (err error) {
 	if err := guard.CheckToken(path, token); err != nil {
 		return err

@@ -2,15 +2,17 @@
 //
 // The client sends the lock's name and the token of its hold in two headers: [SetHeaders]. On the
 // server a [Guard] refuses requests with a token that is smaller than one seen before, with status 409.
-// It runs the handlers of one lock's requests one after the other, each after its token was compared,
-// so a handler that is paused cannot write after that of a later holder.
+// The requests of one lock are handled one after the other, each after its token was compared. So a
+// handler that is paused blocks later ones, and cannot write after them.
 //
-// It is an order guard for exclusive holds, with the limits that package guard names.
+// It is an order guard for exclusive holds, with the limits that package guard names. It protects the
+// resource on three conditions:
 //
-// That is enough if this process alone changes the resource, with one [Guard] for all requests of a lock,
-// and if a handler changes nothing after it has returned. [http.TimeoutHandler] returns before its handler
-// does, so it must be around the guard, not in it. If several processes change the resource, compare in
-// the transaction that does so: with [FromRequest] and package sqlguard.
+//   - Only this process changes the resource. If several processes do, compare in the transaction that
+//     makes the change: with [FromRequest] and package sqlguard.
+//   - All requests of a lock go through one [Guard].
+//   - A handler changes nothing after it has returned. [http.TimeoutHandler] returns before its handler
+//     does, so it must be around the guard, not inside it.
 //
 // The headers are no authentication. A client that may send requests may send any token, and a very
 // large one shuts all holders out.
@@ -48,7 +50,8 @@ func SetHeaders(h http.Header, name string, token uint64) {
 var ErrNoHeaders = errors.New("the request lacks the header " + NameHeader + " or " + TokenHeader)
 
 // FromRequest returns the lock's name and the token that a request was made with. The error matches
-// [ErrNoHeaders] if it has none, and [guard.ErrBadToken] if the token is not one of a hold.
+// [ErrNoHeaders] if a header is missing, and [guard.ErrBadToken] if no hold can have the token. It matches
+// neither if a header is there twice, or the name is not escaped correctly.
 func FromRequest(r *http.Request) (name string, token uint64, err error) {
 	names, tokens := r.Header.Values(NameHeader), r.Header.Values(TokenHeader)
 	switch {

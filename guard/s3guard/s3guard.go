@@ -98,17 +98,18 @@ func (o Object) Get(ctx context.Context) (body []byte, token uint64, err error) 
 // may set the content type, further metadata and so on, but not the content's length or checksums, which
 // include the first line. Metadata and settings of the former object are not kept.
 //
-// If the token is stale, the error is a [*guard.StaleError], whose Resource is the object's URL. If it is not
-// one of a hold, the error matches [guard.ErrBadToken], and no request is sent. If there is an object that was
-// not written with this guard, the error says so. In all three cases nothing was written, with one exception:
-// if a reply was lost, the client repeats the request, and a StaleError may mean that a later holder has
-// already replaced what was written.
+// If the token is stale, the error is a [*guard.StaleError], whose Resource is the object's URL. If no hold
+// can have the token, the error matches [guard.ErrBadToken], and no request is sent. If there is an object
+// that was not written with this guard, the error says so. In all three cases nothing was written, with one
+// exception. If a reply was lost, the client repeats the request. A StaleError can then mean that the body was
+// written, and that a later holder has already replaced it.
 //
 // If others write at the same time, Put compares again and repeats its write, until it is accepted or ctx
 // ends. If a reply was lost and the client has repeated the request, Put recognizes its own write in the
 // object, and returns nil.
 //
-// After any other error, such as a lost connection or the end of ctx, the body may or may not have been
+// After any other error, such as a lost connection or the end of ctx, the body may have been written, and may
+// also be written later, but not after another write to the object. The caller may repeat Put.
 // written, or may yet be written, but not after another write to the object. The caller may repeat Put.
 func (o Object) Put(ctx context.Context, token uint64, body []byte, options ...func(*s3.PutObjectInput)) error {
 	return o.write(ctx, o.String(), token, o.head, func(state) ([]byte, error) { return body, nil }, options)
@@ -129,10 +130,11 @@ func (o Object) Update(ctx context.Context, token uint64, change func(body []byt
 	return o.write(ctx, o.String(), token, o.get, func(now state) ([]byte, error) { return change(now.body) }, options)
 }
 
-// Check returns an error if the service does not have conditional writes, or ignores the conditions. The key
-// must be one that nothing else uses: Check leaves an object there, with the token 1. It does not change
-// another object. It returns nil only if the service has accepted and refused the right writes; that
-// comparison and write are one step in the service, it cannot tell.
+// Check returns an error if the service does not have conditional writes, or ignores the conditions. Use a key
+// that nothing else uses: Check leaves an empty object there, with the token 1. An object of another program,
+// or one that was written under a hold, is not changed; then Check returns an error. Check returns nil if the
+// service has accepted and refused the right writes. It cannot test that comparison and write are one step in
+// the service.
 func (o Object) Check(ctx context.Context) error {
 	for range 2 { // the second one replaces an object
 		if err := o.Put(ctx, 1, nil); err != nil {

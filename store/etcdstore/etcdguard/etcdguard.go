@@ -1,16 +1,16 @@
 // Package etcdguard is a guard for data in the etcd cluster that also keeps the locks.
 //
-// [Do] changes the data in a transaction that also checks that the hold's entry is still in the line.
-// The cluster runs transactions one after the other, so whatever pauses, crashes and delays there are:
-// if a change is made, the lock had not passed on by then.
+// [Do] changes the data in a transaction. The same transaction checks that the hold's entry is still in
+// the line. The cluster runs transactions one after the other. So if a change is made, the lock had not
+// passed on by then, whatever pauses, crashes and delays there were.
 //
-// For an exclusive hold the transaction also remembers the token, under a key beside the data, the
-// fence, and refuses smaller tokens. So it still refuses stale holders if someone has removed an entry
-// and put it back, or restored the locks and not the data.
+// For an exclusive hold the transaction also compares tokens. The fence, a key beside the data, has the
+// largest token that was used, and the transaction raises it, or is refused if the hold's token is
+// smaller. So stale holders are still refused if the locks were restored and the data was not.
 //
-// All changes must go through the guard, and with the same cluster as the lock. If the lock is in another
-// one, all of them are refused, unless that one is a copy: a cluster that was restored from a snapshot of
-// the other has the same keys and revisions.
+// All changes must go through the guard, and be made in the same cluster as the lock. If the lock is in
+// another cluster, its entry is not found, and the change is refused. There is one exception: a cluster
+// that was restored from a snapshot of the other has the same keys and revisions.
 package etcdguard
 
 import (
@@ -32,25 +32,25 @@ import (
 //
 // fence is a key that belongs to the guard; all holders that change the same data use the same one. Do
 // creates it, and its value is the largest token. Without ops, Do only checks, and closes the data to
-// earlier holders. For a shared hold and for a slot of a semaphore, whose holders hold at the same time,
-// Do only checks that the entry is in the line, and does not use fence.
+// earlier holders. Holders that hold at the same time, readers and those of a semaphore's slots, have
+// different tokens: for them Do checks only that the entry is in the line, and does not use fence.
 //
-// After a downgrade (Hold.Downgrade of package stile) a hold is shared. A request that was made before,
-// for the exclusive hold, and is carried out after the downgrade is refused: readers may hold the lock by
-// then.
+// After a downgrade (Hold.Downgrade of package stile) a hold is shared. A request that was made for the
+// exclusive hold and arrives after the downgrade is refused: readers may hold the lock by then.
 //
 // On success all ops have run, while the hold's entry was in the line, and the reply has their responses
 // in their order. To run some only under a condition, pass an [clientv3.OpTxn]. Readers of one client share
 // an entry: if hold is released during the call, the ops may run as long as another one of them reads.
 //
-// If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If the hold knows
-// that, Do sends no request, and the error matches the cause of the hold's end as well. If the store has
-// no entry keys, or the token is not that of a hold, the error matches [guard.ErrBadToken]. After any
-// other error the ops may have run, all or none; Do does not repeat them. Do is safe for concurrent use.
+// If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If this process knows
+// already that the hold is over, Do sends no request, and the error also matches the cause of the hold's
+// context. If the store has no entry keys ([guard.Hold]), or no hold can have the token, the error matches
+// [guard.ErrBadToken]. After any other error the ops may have run, all or none; Do does not repeat them.
+// Do is safe for concurrent use.
 //
-// kv is usually a [*clientv3.Client]. Its user must be allowed to read the hold's entry, besides reading
-// and writing fence. The server's limit of operations in a transaction, 128 unless configured otherwise,
-// includes one for fence.
+// kv is usually a [*clientv3.Client]. Its user must be allowed to read the hold's entry, and to read and
+// write fence. A server accepts 128 operations in a transaction, unless it is configured otherwise; fence
+// is one of them.
 func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	token, key := hold.Token(), hold.EntryKey()
 	if err := guard.CheckToken(fence, token); err != nil {

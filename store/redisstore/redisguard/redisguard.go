@@ -16,13 +16,13 @@
 //
 // # The fence key
 //
-// The fence key is a string of 20 digits without a TTL, and not a key of the lock. If it is deleted, the
-// guard accepts a stale token. Redis must not evict it: maxmemory-policy must be noeviction, or one of
-// those that begin with volatile. In a cluster the fence key and all other keys need the same hash tag,
-// such as {orders}.
+// The fence key is a string of 20 digits without a TTL. It must not be the key of the lock. If it is
+// deleted, the guard accepts a stale token. Redis must not evict it: maxmemory-policy must be noeviction,
+// or one of those that begin with volatile. In a cluster the fence key and all other keys need the same
+// hash tag, such as {orders}.
 //
 // The commands and the new token are replicated, and written to the append-only file, as one transaction.
-// A failover or a crash that loses the newest token therefore also loses what was written with it, but not
+// So a failover or a crash that loses the newest token also loses what was written with it. It does not lose
 // what was written elsewhere: other servers need a guard of their own. A master that was cut off accepts
 // stale tokens until it learns that it is not the master any more, and then all that it has accepted is
 // lost.
@@ -82,17 +82,16 @@ func (s *Script) Text() string { return s.text }
 // Exec runs the commands with their keys and args, in one step with the comparison of the token, and
 // returns their result. Commands that return nothing have the result [rueidis.Nil], which is an error.
 //
-// If the token is stale, the error is a [*guard.StaleError], whose Resource is the fence key. If it is not
-// one of a hold, the error matches [guard.ErrBadToken], and no request is sent. If the value of the fence
+// If the token is stale, the error is a [*guard.StaleError], whose Resource is the fence key. If no hold can
+// have the token, the error matches [guard.ErrBadToken], and no request is sent. If the value of the fence
 // key is not a token, the error says so. In all three cases nothing was run.
 //
-// Any other error of the server or of the commands is returned as it is, as a [*rueidis.RedisError]. Redis
-// does not undo what a script did before it failed: the token and earlier commands may remain.
+// Errors that Redis or the commands return are returned as they are, as a [*rueidis.RedisError]. Redis does
+// not undo what a script did before it failed: the token and earlier commands may remain.
 //
-// After any other error, such as a lost connection or the end of ctx, the commands may or may not have
-// been run, or may yet be run. Exec does not repeat them. If the caller does, with the same token, they may
-// be run twice, and the first time may be after the second one: the guard refuses them only if a later
-// holder was there.
+// After any other error, such as a lost connection or the end of ctx, the commands may have been run, and
+// may also be run later. Exec does not repeat them. If the caller does, with the same token, they may be run
+// twice, and the run of the first call may come last. The guard refuses it only if a later holder was there.
 //
 // With the client of a cluster, Exec panics if fence and keys are not in one slot, as all commands of
 // rueidis do.

@@ -1,15 +1,15 @@
 // Package zkguard is a guard for data in the ZooKeeper ensemble that also keeps the locks.
 //
-// [Do] changes the data in a transaction, a multi, that also checks that the hold's entry is still in
-// the line. The ensemble runs transactions one after the other, so whatever pauses, crashes and delays
-// there are: if a change is made, the lock had not passed on by then.
+// [Do] changes the data in a transaction, a multi. The same transaction checks that the hold's entry is
+// still in the line. The ensemble runs transactions one after the other. So if a change is made, the
+// lock had not passed on by then, whatever pauses, crashes and delays there were.
 //
-// For an exclusive hold the transaction also remembers the token, in a node beside the data, the fence,
-// and refuses smaller tokens. So it still refuses stale holders if someone has restored the locks and
-// not the data.
+// For an exclusive hold the transaction also compares tokens. The fence, a node beside the data, has the
+// largest token that was used, and the transaction raises it, or is refused if the hold's token is
+// smaller. So stale holders are still refused if the locks were restored and the data was not.
 //
-// All changes must go through the guard, and with the same ensemble as the lock. If the lock is in
-// another one, all of them are refused.
+// All changes must go through the guard, and be made in the same ensemble as the lock. If the lock is in
+// another one, its entry is not found, and the change is refused.
 package zkguard
 
 import (
@@ -31,22 +31,24 @@ import (
 //
 // fence is the path of a node that belongs to the guard; all holders that change the same data use the
 // same one. Do creates it with the given ACL, below a node that must exist, and its data is the largest
-// token. Without ops, Do only checks, and closes the data to earlier holders. For a shared hold and for
-// a slot of a semaphore, whose holders hold at the same time, Do only checks that the entry is in the
-// line, and does not use fence.
+// token. Without ops, Do only checks, and closes the data to earlier holders. Holders that hold at the
+// same time, readers and those of a semaphore's slots, have different tokens: for them Do checks only that
+// the entry is in the line, and does not use fence.
 //
 // On success all ops have run, while the hold's entry was in the line, and the responses are those of ops,
 // in their order. Readers of one client share an entry: if hold is released during the call, the ops may
 // run as long as another one of them reads.
 //
-// If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If the hold knows
-// that, Do sends no request, and the error matches the cause of the hold's end as well. If the store has
-// no entry keys, or the token is not that of a hold, the error matches [guard.ErrBadToken]. If one of
-// the ops is refused, nothing has changed, and the error matches its error. After any other error the
-// ops may have run, all or none; Do does not repeat them. Do is safe for concurrent use.
+// If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If this process knows
+// already that the hold is over, Do sends no request, and the error also matches the cause of the hold's
+// context. If the store has no entry keys ([guard.Hold]), or no hold can have the token, the error matches
+// [guard.ErrBadToken]. If one of the ops is refused, nothing has changed, and the error matches its error.
+// After any other error the ops may have run, all or none; Do does not repeat them. Do is safe for
+// concurrent use.
 //
-// ctx is looked at before each request. It does not end one, because those of conn have no context. The
-// user of conn must be allowed to read the hold's entry.
+// Do sends one or more requests, and no further one after ctx has ended. But a request that is under way
+// does not end with ctx, because the requests of conn have no context. The user of conn must be allowed to
+// read the hold's entry.
 func Do(ctx context.Context, conn *zk.Conn, hold guard.Hold, fence string, acl []zk.ACL, ops ...any) ([]zk.MultiResponse, error) {
 	token, entry := hold.Token(), hold.EntryKey()
 	if err := guard.CheckToken(fence, token); err != nil {

@@ -100,7 +100,7 @@ Locks are kept in a store: etcd, Redis or ZooKeeper. The first of these that is 
   --url                    of the command line
   STILE_URL                in the environment
   /etc/stile/config        for all users of this machine: a line "url: URL"
-  /run/stile/stile.sock    a stile serve that all users of this machine may connect to
+  /run/stile/stile.sock    a stile serve on this machine, if this user may connect to it
 If none is set, stile starts a server in the background, for this user on this machine.
 stile version prints which store is used.
 

@@ -70,12 +70,13 @@ leader in order of arrival (on Redlock in no order). The others wait.
 
 If the leadership is lost, because the store is unreachable or the lock was broken, the command is
 stopped as by stile run, and stile elect waits to lead again: then it starts the command again.
---restart says when else: on-loss is the default; with always it also starts the command again when
-that has ended by itself, after it has resigned and waited for its turn; with never, stile elect
-ends whenever the command does. It pauses for a second before it waits again, and each time for
-twice as long, up to half a minute.
+That is --restart on-loss, the default. With always, stile elect also resigns when the command has
+ended by itself, waits to lead again, and starts the command again. With never, it ends whenever
+the command does. Before it waits again, it pauses: for a second, and twice as long each further
+time, up to half a minute.
 
-A command that ends after INT, QUIT or TERM was sent to stile elect is never started again.
+The command is not started again if INT, QUIT or TERM was sent to stile elect, or if HUP was and has
+killed the command.
 
 An election is a lock whose holder publishes a value: --value. stile show prints it, and
 stile elect --observe NAME prints the leaders as they come, and nobody when there is none. It skips

@@ -36,10 +36,10 @@ The command inherits stdin, stdout, stderr and the terminal. Signals are forward
 If acquiring takes more than a second, a status line on the terminal shows the holder.
 
 By default one command runs at a time. With -s it shares the lock with others that use -s, as
-the readers of a read-write lock do, and excludes those without. With --slots N as many
-commands run at a time; all must name the same N. They get the lock in order of arrival, so
-that neither kind keeps another out. With --all it takes the locks of several names, without
-deadlock among those that use --all. It waits for one after the other, sorted by name.
+the readers of a read-write lock do, and excludes those without -s. With --slots N at most N
+commands run at a time; all must name the same N. Commands get the lock in order of arrival.
+With --all it takes the locks of several names, all exclusive, without deadlock among those that
+use --all. It waits for one after the other, sorted by name.
 
 A NAME that begins with /, ./ or ../ is a path, as with flock: the lock's name is the
 absolute path without its first slash. No file is created or opened. flock's -e, -o, --nb and
@@ -58,7 +58,7 @@ Environment of the command:
 Exit codes:
   the command's own, or 128+N if signal N ended it
   75   the lock could not be acquired (-n, -w); -E chooses another
-  79   the lock was lost and the command stopped
+  79   the lock was lost, and the command was stopped or not started
   124  the command ran for too long and was stopped (--run-timeout)
   125  stile failed; the command was not run
   126  the command cannot be executed
@@ -67,7 +67,7 @@ Exit codes:
 
 A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  stile run nightly-backup -- ./backup.sh
-  stile run -n reindex -- ./reindex --all || echo "somebody else is at it"
+  stile run -n reindex -- ./reindex --all; [ $? -ne 75 ] || echo "somebody else is at it"
   stile run -w 30 --ttl 10s deploy/web -- sh -c 'echo "token $STILE_TOKEN"; make deploy'
   stile run -n -q -E 0 --min-hold 50s report -- ./report   # in a crontab of several hosts
   stile run -n /var/lock/backup.lock ./backup.sh           # instead of flock -n …

@@ -34,7 +34,7 @@ today. A limit that is raised admits the waiters that now fit. A limit that is l
 nobody: the next waiter is admitted when enough holders have ended.
 
 The limit is kept in the store, for all hosts, until it is changed or removed. It can be set
-before anybody uses the lock, and has no effect on other locks than those of --slots.
+before anybody uses the lock. It has an effect on locks with --slots only.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
@@ -108,6 +108,8 @@ func limitText(l stile.Line) string {
 	switch {
 	case l.Limit == 0:
 		return "no limit"
+	case asked == 0 && len(l.Holders)+len(l.Waiters) > 0:
+		return fmt.Sprintf("limit %s, without effect: the lock is used without --slots", slotsText(l.Limit))
 	case asked == 0:
 		return "limit " + slotsText(l.Limit)
 	case l.Limit < asked:
