@@ -176,6 +176,57 @@ func requeue(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
+	s.needs(SlotNumbers).test("a requeue frees the number", func(t *testing.T, w *testEnv) {
+		name, mode := w.name("lock"), line.Slot(1)
+		p := w.openKept().hold(name, mode)
+		_, last := p.claim()
+		other := w.openKept()
+		for range 3 {
+			next := other.enqueue(name, mode)
+			next.waiting(1)
+			again := p.requeue()
+			for _, holder := range []*entry{next, again} {
+				holder.admitted()
+				number, order := holder.claim()
+				if number != 0 || order <= last {
+					t.Errorf("a claim after a requeue returned number %d and order %d, want 0, the only number, and more than %d", number, order, last)
+				}
+				last = order
+				if holder == next {
+					next.withdraw()
+				}
+			}
+			p = again
+		}
+	})
+
+	s.needs(SlotNumbers).test("an entry that was requeued cannot claim a number", func(t *testing.T, w *testEnv) {
+		name, mode := w.name("lock"), line.Slot(2)
+		p := w.openKept().hold(name, mode)
+		again := p.requeue()
+		again.admitted()
+		ctx, cancel := w.call()
+		defer cancel()
+		if _, _, err := p.tryClaim(ctx); !errors.Is(err, store.ErrGone) {
+			t.Errorf("ClaimNumber of an entry that was requeued returned %v, want an error matching ErrGone", err)
+		}
+		w.wantNumbers(2, again, w.openKept().hold(name, mode))
+	})
+
+	s.needs(Limits).test("the limit counts for requeued entries", func(t *testing.T, w *testEnv) {
+		name, mode := w.name("lock"), line.Slot(2)
+		w.setLimit(name, 1)
+		p := w.openKept().hold(name, mode)
+		next := w.openKept().enqueue(name, mode)
+		next.waiting(1)
+		again := p.requeue()
+		next.admitted()
+		again.stays(store.Waiting)
+		w.setLimit(name, 2)
+		again.admitted()
+		next.stays(store.Admitted)
+	})
+
 	s.needs(Contention).test("the next holder is notified of the requeued entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)

@@ -125,6 +125,54 @@ func requeueBugs() []Bug {
 			},
 		},
 		{
+			Name:   "keeps the numbers of requeued entries",
+			Caught: "requeue/a requeue frees the number",
+			Plant: func(m *memstore.Store) store.Store {
+				var requeued atomic.Bool
+				return withEnqueue(m, func(ctx context.Context, se store.Session, req store.Request) (store.Ticket, error) {
+					inner, err := se.Enqueue(ctx, req)
+					if err != nil {
+						return nil, err
+					}
+					return ticket{
+						Ticket: inner,
+						claimNumber: func(ctx context.Context) (int, uint64, error) {
+							if requeued.Load() {
+								return 0, 0, store.ErrNoNumber
+							}
+							return inner.Extensions().ClaimNumber(ctx)
+						},
+						extend: setRequeue(se, inner, req, func(ctx context.Context, _ store.Session, inner store.Ticket, _, again store.Request) (store.Ticket, error) {
+							requeued.Store(true)
+							return inner.Extensions().Requeue(ctx, again.Owner, again.Notify)
+						}),
+					}, nil
+				})
+			},
+		},
+		{
+			Name:   "gives numbers to entries that were requeued",
+			Caught: "requeue/an entry that was requeued cannot claim a number",
+			Plant: withClaim(func(ctx context.Context, inner store.Ticket) (int, uint64, error) {
+				number, order, err := inner.Extensions().ClaimNumber(ctx)
+				if errors.Is(err, store.ErrGone) {
+					return 0, 1, nil
+				}
+				return number, order, err
+			}),
+		},
+		{
+			Name:   "ignores the limit for requeued entries",
+			Caught: "requeue/the limit counts for requeued entries",
+			Plant: withRequeue(func(ctx context.Context, _ store.Session, inner store.Ticket, _, again store.Request) (store.Ticket, error) {
+				t, err := inner.Extensions().Requeue(ctx, again.Owner, again.Notify)
+				if err == nil {
+					again.Notify(store.Standing{State: store.Admitted, Order: 1})
+				}
+				return t, err
+			}),
+		},
+		{
 			Name:   "does not notify holders of requeued entries",
 			Caught: "requeue/the next holder is notified of the requeued entry",
 			Plant: func(m *memstore.Store) store.Store {
