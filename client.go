@@ -65,8 +65,8 @@ func New(st store.Store, opts *Options) (*Client, error) {
 
 // Close ends the client and its session. Holds that have not been released are lost, with reason
 // [LostClosed], and calls under way return an error matching [ErrClosed]. Because the session is
-// ended in the store, the next waiters need not wait for it to expire. Release holds before Close:
-// then the last request of each is confirmed, and [Options.LockDelay] delays nobody.
+// ended in the store, the next waiters need not wait for it to expire. Release all holds before Close:
+// then each release is confirmed, and no [Options.LockDelay] applies.
 //
 // ctx bounds the request that ends the session. If ctx has already ended, Close allows two seconds,
 // so that defer client.Close(ctx) also works after a signal. Close also waits for pending hooks and
@@ -145,9 +145,9 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 	}
 }
 
-// Terms returns the terms of the client's session, and opens a session if there is no valid one.
-// The store admits no conflicting entry for TTL − Slack after each renewal. A session that follows
-// a lost one may have other terms; see [Hold.Terms] for those of a hold.
+// Terms returns what the store has granted the client's session: its TTL and the time by which the store
+// may end it earlier. It opens a session if there is no valid one. A session that follows a lost one may
+// have other terms; see [Hold.Terms] for those of a hold.
 func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
 	call, err := c.track(ctx)
 	if err != nil {

@@ -11,10 +11,10 @@
 //
 // # Holds
 //
-// A [Hold] is a lock that is held until it is released or lost. It has a deadline ([Hold.Deadline],
-// [Hold.Valid]), which every renewal of the client's session moves forward. Its context ends when
-// the lock is lost; the cause of the context is the reason. Its fencing token ([Hold.Token]) is
-// larger than the token of every earlier conflicting hold of the same name.
+// A [Hold] is a lock that is held until it is released, yielded or lost. It has a deadline
+// ([Hold.Deadline], [Hold.Valid]), which every renewal of the client's session moves forward. Its
+// context ends when the lock is lost; the cause of the context is the reason. Its fencing token
+// ([Hold.Token]) is larger than the token of every earlier conflicting hold of the same name.
 //
 // Conflicting holds are never valid at the same time, provided that the store keeps its promises
 // and that all clocks run at about the same rate; docs/guarantees.md in the repository has the
@@ -26,8 +26,8 @@
 // # Kinds of locks
 //
 // A [Mutex] has one holder, an [RWMutex] one writer or many readers, and a [Semaphore] as many holders
-// as it has slots. An [Election] is a mutex whose holder publishes a value. The same places, holds and
-// errors come of all of them. Callers get the lock in order of arrival, except on Redlock, where any
+// as it has slots. An [Election] is a mutex whose holder publishes a value. All of them return holds, and
+// the errors of this package. Callers get the lock in order of arrival, except on Redlock, where any
 // client that asks while the lock is free may get it.
 //
 // A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a

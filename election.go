@@ -22,8 +22,8 @@ import (
 // An Election has no state, and making one costs nothing. It is safe for concurrent use.
 type Election struct{ locker locker }
 
-// Election returns the election called name. If the name is invalid, every method returns an error
-// matching [ErrBadName].
+// Election returns the election called name. If the name is invalid, every method that campaigns or
+// reads returns an error matching [ErrBadName].
 func (c *Client) Election(name string) *Election {
 	return &Election{locker{client: c, name: name, mode: line.Exclusive}}
 }
@@ -35,11 +35,12 @@ func (e *Election) With(opts LockOptions) *Election { return &Election{e.locker.
 func (e *Election) Name() string { return e.locker.name }
 
 // Campaign waits in line until the caller is the leader. It behaves like [Mutex.Lock]. If the session
-// is lost while it waits, it rejoins the line, at the end. Leading ends with the session, and is not
-// resumed: see [Hold.Context] and [Election.Run].
+// is lost while it waits, it rejoins the line, at the end. When the session is lost later, the leadership
+// ends, and the caller must campaign again, as [Election.Run] does.
 //
-// The value is part of the candidate's entry from the start. So others see it as the leader's before
-// Campaign returns: shortly before, or with [Options.LockDelay] up to that time. The value is part of the
+// The value is part of the candidate's entry from the start. So others
+// may see it as the leader's shortly before Campaign returns; with [Options.LockDelay], up to that delay
+// before. The value is part of the
 // owner: if that becomes larger than [MaxOwnerBytes], Campaign returns an error.
 func (e *Election) Campaign(ctx context.Context, value string) (*Leadership, error) {
 	hold, err := e.candidate(value).lock(ctx, false)

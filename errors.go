@@ -9,7 +9,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Errors to test for with [errors.Is]. With any error from a locking method, the lock is not held.
+// Errors to test for with [errors.Is]. A locking method that returns an error has not acquired the lock.
 var (
 	// ErrHeld means that TryLock, or another try, found the lock held or others waiting for it. See
 	// [HeldError].
@@ -18,7 +18,7 @@ var (
 	ErrLost = errors.New("lock lost")
 	// ErrClosed means that the client is closed.
 	ErrClosed = errors.New("client is closed")
-	// ErrReleased means that the hold was released. It is also the cause of the hold's context then.
+	// ErrReleased means that the hold was released. It is the cause of a hold's context after a release.
 	ErrReleased = errors.New("lock released")
 	// ErrYielded is the cause of a hold's context after [Hold.Yield].
 	ErrYielded = errors.New("lock yielded to the next waiter")
@@ -32,7 +32,7 @@ var (
 	ErrNotKnown = store.ErrNotKnown
 	// ErrNoNumber means that all slot numbers are taken. See [Semaphore.Numbered].
 	ErrNoNumber = store.ErrNoNumber
-	// ErrUnsupported means that the store does not have this feature.
+	// ErrUnsupported means that the store, or this kind of hold, does not have the feature.
 	ErrUnsupported = store.ErrUnsupported
 	// ErrReentrant means that the context comes from a hold of the same name and client that has not
 	// ended, so that the caller might wait for itself. All locking methods but the tries return it:
@@ -54,12 +54,11 @@ var (
 //
 // A name has its kind as long as somebody holds the lock or waits for it. The entry of a client that
 // gave up or was refused counts until it is removed: usually for a moment, and for up to a TTL if
-// that client died. So it makes sense to try once more a little later.
+// that client died. So retry a little later.
 type KindError = store.KindError
 
-// A HeldError is returned by [Mutex.TryLock] and the other tries if another client or goroutine holds
-// the lock or waits for it, or if the lock is closed because its last holder has not released it. It
-// matches [ErrHeld].
+// A HeldError is returned by [Mutex.TryLock] and the other tries if somebody holds the lock or waits for
+// it, or if the lock is closed because its last holder has not released it. It matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.
 	Name string

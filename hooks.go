@@ -28,7 +28,7 @@ import (
 // it had been acquired. A panic in another hook, or in any hook after Join has returned, ends the
 // process, because it happens in a goroutine of the client.
 type Hooks struct {
-	// AttemptStart is called when Lock, TryLock, Join, Do or Yield begins, even if the name is invalid or
+	// AttemptStart is called when a locking method or Yield begins, even if the name is invalid or
 	// the client is closed. ctx is the call's context. The attempt continues with the returned
 	// context, which must be ctx or derived from it; nil means ctx.
 	AttemptStart func(ctx context.Context, e AttemptStartEvent) context.Context
@@ -44,7 +44,7 @@ type Hooks struct {
 	// The returned context must be ctx or derived from it; nil means ctx. [Hold.Context], and the
 	// context of a function run by Do, have its values.
 	HoldStart func(ctx context.Context, e HoldStartEvent) context.Context
-	// HoldEnd is called after the hold was released or lost.
+	// HoldEnd is called after the hold was released, yielded or lost.
 	HoldEnd func(ctx context.Context, e HoldEndEvent)
 
 	// Contended is called when another client or goroutine waits for a lock that this client holds.
@@ -75,7 +75,7 @@ type AttemptStartEvent struct {
 	// Name is the lock's name, Mode the requested mode.
 	Name string
 	Mode line.Mode
-	// Try is true for TryLock, which does not wait.
+	// Try is true for TryLock and the other tries, which do not wait for the lock.
 	Try bool
 }
 

@@ -106,12 +106,12 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 // loses a hold: the next waiter is admitted when enough holders have left. Mutexes and read-write locks
 // have no limit; a name may have one before it is used as a semaphore.
 //
-// Clients on etcd and ZooKeeper decide about admission themselves, and may admit by the old limit for a
-// moment: never by one that was replaced before the waiter joined the line.
+// For a moment after a change, clients on etcd and ZooKeeper may still use the old limit. They use it only
+// for waiters that joined the line before the change.
 //
 // Resize returns an error if slots is negative or more than [MaxSlots]. The error matches [ErrBadName] if
-// the name is invalid, and [ErrUnsupported] if the store has no such limits. After any other error either
-// limit may apply; Resize may be called again.
+// the name is invalid, and [ErrUnsupported] if the store has no such limits. After any other error the
+// old or the new limit may apply; Resize may be called again.
 func (c *Client) Resize(ctx context.Context, name string, slots int) error {
 	if err := c.check(); err != nil {
 		return err

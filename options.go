@@ -13,8 +13,7 @@ import (
 // DefaultTTL is the default TTL of a session.
 const DefaultTTL = 15 * time.Second
 
-// MaxTTL is the longest TTL of a client's session, and so the longest time that a lock stays closed
-// after its holder has died. Most stores would allow a longer one.
+// MaxTTL is the longest TTL of a client's session. Most stores would allow a longer one.
 const MaxTTL = 300 * time.Second
 
 // Options configures a [Client]. The zero value and a nil *Options select the defaults.

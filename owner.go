@@ -15,11 +15,11 @@ import (
 // in it.
 type Owner = store.Owner
 
-// MaxOwnerBytes is the maximum size of an owner in bytes of JSON, without its times, waits, and the
-// locks that it is under. The owner is stored with every entry.
+// MaxOwnerBytes is the maximum size of an owner in bytes of JSON, without its fields Since, Obtained,
+// Waits and Under. The owner is stored with every entry.
 const MaxOwnerBytes = 8 << 10
 
-// MaxUnder is the maximum number of locks in [Owner.Under].
+// MaxUnder is the maximum number of locks in an owner's field Under.
 const MaxUnder = 16
 
 // DefaultOwner describes this process: host, process ID, user, and the program's name. It leaves

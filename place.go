@@ -10,8 +10,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A Place is a position in the line for a lock, or the hold that came of it. The Join methods return
-// one. It is safe for concurrent use.
+// A Place is a position in the line for a lock. When it is ready, it has a hold or an error. The Join
+// methods return one. It is safe for concurrent use.
 //
 // A ready place with a hold keeps the lock until the hold is released or the place is left.
 type Place struct {

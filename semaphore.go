@@ -10,8 +10,8 @@ import (
 // MaxSlots is the largest number of slots of a [Semaphore].
 const MaxSlots = line.MaxSlots
 
-// A Semaphore is a lock with a number of slots: as many callers may hold it at a time. Each hold takes
-// one slot. Callers get slots in order of arrival at the store. Callers of one client queue in the
+// A Semaphore is a lock that a fixed number of callers can hold at the same time. Each hold takes one
+// slot. Callers get slots in order of arrival at the store. Callers of one client queue in the
 // client first, but as many of them as there are slots join the line in the store at the same time,
 // and these may arrive there in any order.
 //

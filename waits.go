@@ -102,7 +102,7 @@ type HolderWait struct {
 // A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for
 // a second: [Mutex.Do] and [Hold.Context] provide such contexts. A [Place] waits while [Place.Wait] runs,
 // not from its Join. An entry has room for 16 waits. The wait of a process that runs under a lock of
-// another process is known from the start, if its owner says so: see [Owner.Under].
+// another process is known from the start, if its owner says so in the field Under.
 //
 // Waits are published in the background, and lines are read one after another, so the graph may show a
 // wait that has just ended, or lack one that has just begun.

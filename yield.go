@@ -7,13 +7,14 @@ import (
 )
 
 // Yield hands the lock over to the next waiter, joins the line again at its end, and waits until the
-// lock is held again. It returns a new hold with a larger token. If no other client or goroutine waits,
-// it returns at once; that too takes a request to the store. Use Yield in a job that holds a lock for
+// lock is held again. It returns a new hold with a larger token. If nobody else waits, it
+// returns as soon as the store has answered one request. Use Yield in a job that holds a lock for
 // long, to let others in between: for example when the channel of [Hold.Contended] is closed.
 //
 // The old hold ends as soon as Yield is called, and its context ends with [ErrYielded] as the cause. So
 // all work that depends on it must have stopped before. The new hold has the same mode and owner. Its
-// context has the values of ctx. Of a semaphore, Yield hands over the one slot.
+// context has the values of ctx. If the hold is a slot of a
+// semaphore, Yield hands over that slot only.
 //
 // The store removes the old entry and adds the new one in one step. So the new entry is behind all
 // waiters of that moment and ahead of all later ones, and no other client finds the lock free. In some
