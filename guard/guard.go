@@ -4,8 +4,8 @@
 // has expired, and write before it notices. Only the resource can refuse that write. There are two
 // kinds of guards, and both refuse with [ErrStale].
 //
-// An order guard compares numbers. Each hold has a fencing token, larger than those of all earlier
-// holders of the name. The guard remembers, beside the resource, the largest token that it has seen,
+// An order guard compares numbers. Each exclusive hold has a fencing token, larger than those of all
+// earlier holders of the name. The guard remembers, beside the resource, the largest token that it has seen,
 // and refuses smaller ones. It needs no access to the store of the lock, and uses no clock.
 //
 //	guard/sqlguard                     tables of a SQL database
@@ -25,15 +25,15 @@
 // is, whatever pauses, crashes and delays there are. A presence guard promises more: no write is
 // accepted after the lock has passed on, even before the next holder's first write.
 //
-// What guards do not do:
+// Their limits:
 //
 //   - With an order guard a stale holder can still write until the first write of a later holder. To
 //     close the resource before that, a holder makes an empty guarded write first.
 //   - They do not protect from the holder itself: two goroutines of one holder have the same token.
 //   - They protect only what goes through them. Every writer has to.
 //   - An order guard is for exclusive holds: of a Mutex, of an RWMutex that is locked for writing, of an
-//     Election. Readers hold at the same time, with different tokens, and so do the holders of a
-//     semaphore's slots: an order guard would refuse some of them. If the slots are numbered, each number
+//     Election. Readers of several clients hold at the same time, with different tokens, and so do the
+//     holders of a semaphore's slots: an order guard would refuse some of them. If the slots are numbered, each number
 //     has tokens of its own: then use one guarded resource for each number. A presence guard is for all
 //     holds.
 //
@@ -55,8 +55,10 @@ import (
 )
 
 var (
-	// ErrStale means that the resource has seen a larger token, or that the hold's entry has left the
-	// line. The caller does not hold the lock any more: it must stop writing. See [StaleError].
+	// ErrStale means that the resource has seen a larger token, or that the hold's entry is not in the
+	// line. The caller must stop writing. Usually it does not hold the lock any more; but holders are
+	// refused too if the lock is not in the store that the guard expects, or if that has lost its data.
+	// See [StaleError].
 	ErrStale = errors.New("stale fencing token")
 	// ErrBadToken means that no hold can have this token: zero, which is the token of a store without
 	// fencing, or more than 2^63 − 1.
@@ -68,9 +70,8 @@ var (
 type StaleError struct {
 	// Resource is the name of the resource.
 	Resource string
-	// Token was refused. Newest is the largest token that the resource has seen, if the guard has
-	// compared tokens. It is not larger than Token, and often zero, if a presence guard has not found the
-	// hold's entry in the line.
+	// Token was refused. Newest is the largest token that the resource has seen. If a presence guard has
+	// not found the hold's entry in the line, Newest is zero.
 	Token, Newest uint64
 }
 
@@ -96,15 +97,16 @@ func CheckToken(resource string, token uint64) error {
 
 // A Hold is what a presence guard needs to know about a hold. A *stile.Hold is one.
 type Hold interface {
-	// Name is the name of the lock.
+	// Name returns the name of the lock.
 	Name() string
-	// Token is the fencing token.
+	// Token returns the fencing token.
 	Token() uint64
-	// Mode is the mode of the hold.
+	// Mode returns the mode of the hold.
 	Mode() line.Mode
-	// EntryKey is the key of the hold's entry in the lock's store.
+	// EntryKey returns the key of the hold's entry in the lock's store. It is empty if the store has no
+	// such keys.
 	EntryKey() string
-	// Context ends when the hold does; its cause says why.
+	// Context returns a context that ends when the hold does; its cause says why.
 	Context() context.Context
 }
 

@@ -17,8 +17,9 @@
 //
 // Three properties follow, and are tested on random lines. The admitted entries of a line never
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
-// join behind it, leave, or are downgraded. Only if the limit is lowered, entries that are admitted would not be admitted
-// again: they stay admitted, which is for the stores to remember.
+// join behind it, leave, or are downgraded. There is one exception: after the limit was
+// lowered, the rules may not admit entries that were admitted before. These stay admitted, and the
+// store must remember that.
 //
 // A line should have entries of one kind; see [SameKind]. But it may also have an entry of another
 // kind: one that is about to be refused, or that of a client that ignores kinds. So the rules decide
@@ -74,8 +75,8 @@ func Blocking(m Mode, ahead []Mode) int {
 // number of slots.
 func SameKind(a, b Mode) bool { return a.Slots() == b.Slots() }
 
-// Conflict reports whether holds of the modes a and b may never be valid at the same time, however
-// many slots there are.
+// Conflict reports whether holds of the modes a and b exclude each other. Two slots do only if one of the
+// modes has a single slot.
 func Conflict(a, b Mode) bool {
 	return !a.standsBeside(b) || a.Slots() == 1 || b.Slots() == 1
 }

@@ -10,7 +10,7 @@ import (
 type Extensions struct {
 	// WithdrawAfter detaches the entry from its session and removes it d after the call. Until then
 	// it stays in the line without being confirmed, with the same order, mode and owner; its
-	// session, as shown to readers, may change. Notify is not called after the call starts, except
+	// session, as [Store.Line] shows it, may change. Notify is not called after the call starts, except
 	// for a call under way.
 	//
 	// On success the entry stays in the line for at least d after the call, unless it is broken,
@@ -57,7 +57,7 @@ type Extensions struct {
 	// Downgrade changes the mode of an admitted exclusive entry to [line.Shared], in one step. It
 	// changes nothing else: the entry keeps its order, place, session and owner, and its Notify is not
 	// called. From then on the rules of package line decide with the new mode: shared entries directly
-	// behind are admitted, others keep waiting. Readers of the line see the new mode.
+	// behind are admitted, others keep waiting. [Store.Line] shows the new mode.
 	//
 	// If the entry is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
 	// [ErrSessionLost] and nothing changes. After any other error the entry may have either mode, and
@@ -96,9 +96,9 @@ type Extensions struct {
 	// have been withdrawn before.
 	Requeue func(ctx context.Context, owner Owner, notify func(Standing)) (Ticket, error)
 
-	// ClaimNumber gives the entry of a slot a number: one from 0 to n − 1, where n is the number of
-	// slots within the operator's limit ([Capabilities.SetLimit]), that no other entry in the line has.
-	// It returns the number, and the order of the claim, which is larger than that of every earlier claim
+	// ClaimNumber gives the entry of a slot a number that no other entry in the line has. Numbers go
+	// from 0 to n − 1; n is the entry's number of slots, or the operator's limit if that is smaller
+	// ([Capabilities.SetLimit]). It returns the number, and the order of the claim, which is larger than that of every earlier claim
 	// of the same number, and at least that of the entry. An entry that has a number keeps it: calling
 	// ClaimNumber again returns the same.
 	//

@@ -1,9 +1,10 @@
 // Package store is the contract between Stile and the servers that keep its lines.
 //
-// A store adds entries to lines, removes them, reports their standing, and confirms sessions. It
-// does nothing else: package keeper decides how long a confirmation is valid, and package line
-// decides which entries are admitted, in the order that the store keeps. A store declares its
-// limits and its optional features in its [Capabilities].
+// Each lock has a line, the queue of its holders and waiters. An entry is one place in a line. A session
+// owns the entries of one client. A store keeps the lines and the sessions: it adds entries, removes
+// them, reports their standing, and confirms sessions. It does not decide how long a confirmation is
+// valid, which the client of package stile does, nor which entries are admitted, which the rules of
+// package line do. A store declares its limits and its optional features in its [Capabilities].
 //
 // # What a store promises
 //
@@ -33,7 +34,7 @@
 //
 // Every store implements Store, Session and Ticket. Optional features are functions: those for one
 // entry are in the [Extensions] of its ticket, the others in [Capabilities], which also says in
-// advance which Extensions there are. A nil function means that the store lacks the feature. So a
+// advance which Extensions there are. (Extensions.Key is not a function and not announced.) A nil function means that the store lacks the feature. So a
 // store sets only the functions that it has, and a new feature can be added to the contract without
 // breaking existing stores.
 //
@@ -99,8 +100,8 @@ type Store interface {
 }
 
 // A Session owns the entries of one client: when it ends, they are removed. It must be safe for
-// concurrent use. After Close or a loss, calls under way return, and every method but Close returns
-// an error matching [ErrSessionLost].
+// concurrent use. After Close or a loss, Confirm and Enqueue return an error matching
+// [ErrSessionLost], calls under way too.
 type Session interface {
 	// ID returns the session's ID in the store, for people who look at the store with other tools.
 	ID() string
@@ -253,7 +254,7 @@ type Standing struct {
 // errors rather than exceed it.
 const MaxOrder = 1<<52 - 1
 
-// TurnBits is the number of low bits of a fencing token that do not come from the order. They are zero.
+// TurnBits is by how many bits an order is shifted left to make a fencing token. The low bits are zero.
 // The order of the entry to which a hold belongs is its token >> TurnBits.
 const TurnBits = 11
 
@@ -290,13 +291,14 @@ type Capabilities struct {
 	// by the orders of their entries, so a store with markers also has Fencing.
 	ClearMarks func(ctx context.Context, name string, orders []uint64) error
 	// SetLimit sets the operator's limit of slots of a name; zero removes it. The limit is kept beside
-	// the line: it needs no session and no entries, and outlasts both. A slot is admitted if fewer
-	// than the smaller of its own n and the limit are ahead; see [line.Mode.Within]. If the limit is
+	// the line: it needs no session and no entries, and outlasts both. A slot is admitted
+	// if the number of entries ahead is smaller than both its own n and the limit; see
+	// [line.Mode.Within]. If the limit is
 	// raised or removed, the entries that now fit are admitted. If it is lowered, no entry is removed,
 	// and those that were admitted stay admitted.
 	//
 	// Where clients decide about admission, they may admit by an old limit until they receive the new
-	// one, but only by a limit that has applied since the entry joined the line.
+	// one, but never by a limit that had been replaced before the entry joined the line.
 	//
 	// After a failure either limit may apply, and an unanswered request may still take effect, but not
 	// after a later call has succeeded. SetLimit is nil if the store has no such limits; otherwise it

@@ -8,8 +8,8 @@
 //
 // It is an order guard for exclusive holds, with the limits that package guard names.
 //
-// Only the user who creates the fence file can use it. To let several users write, create it before with
-// other permissions, in a directory in which nobody else can write.
+// The fence file is created with mode 0600. To let several users write, create it yourself, with
+// permissions for all of them, before its first use. Nobody else may be able to write to its directory.
 //
 // The fence file must not be removed or emptied as long as stale holders may exist. A backup of the resource
 // must include PATH.fence: a copy of the resource alone has no fence. A file with several names, by hard
@@ -41,8 +41,9 @@ import (
 //
 // If a larger token has been seen, the error is a [*guard.StaleError] and f is not run. Do waits while
 // another process runs its f. If ctx ends before f is run, f is not run, and the error matches ctx.Err() and
-// the cause of ctx. So pass the context of the hold: then f is never run after a loss that is known. Do does
-// not end f when ctx ends. If f was run, Do returns its error, and the token counts as seen in any case.
+// the cause of ctx. So pass the context of the hold: then f is never run after a loss that is known. If no
+// hold can have the token, the error matches [guard.ErrBadToken]. Do does not end f when ctx ends. If f was
+// run, Do returns its error, and the token counts as seen in any case.
 func Do(ctx context.Context, path string, token uint64, f func() error) (err error) {
 	if err := guard.CheckToken(path, token); err != nil {
 		return err

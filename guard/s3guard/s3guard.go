@@ -110,7 +110,6 @@ func (o Object) Get(ctx context.Context) (body []byte, token uint64, err error) 
 //
 // After any other error, such as a lost connection or the end of ctx, the body may have been written, and may
 // also be written later, but not after another write to the object. The caller may repeat Put.
-// written, or may yet be written, but not after another write to the object. The caller may repeat Put.
 func (o Object) Put(ctx context.Context, token uint64, body []byte, options ...func(*s3.PutObjectInput)) error {
 	return o.write(ctx, o.String(), token, o.head, func(state) ([]byte, error) { return body, nil }, options)
 }

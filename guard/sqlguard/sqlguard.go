@@ -101,11 +101,12 @@ type Tx interface {
 
 // Check compares a token with the largest one that the resource has seen, and remembers it when tx is
 // committed. If it is smaller the error is a [*guard.StaleError], and the caller must roll tx back. After
-// any other error too nothing is known, and tx must be rolled back; if the database reports that it could
+// any other error the outcome is unknown, and tx must be rolled back too; if the database reports that it could
 // not serialize transactions, or found a deadlock, the caller may try again with a new one.
 //
-// Check must come before the changes that it guards, in the outermost transaction: rolled back to a
-// savepoint that was made before Check, the comparison is undone. It works with every isolation level.
+// Check must come before the changes that it guards, in the outermost transaction: a rollback to a
+// savepoint that was made before Check undoes the comparison. If no hold can have the token, the error
+// matches [guard.ErrBadToken]. At every isolation level Check refuses stale transactions.
 //
 // Make it the first statement: then nothing that the transaction reads is older than the comparison. What
 // was read before may miss the last write of an earlier holder, although Check accepts the token. SQLite

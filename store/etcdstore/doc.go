@@ -10,9 +10,11 @@
 // concurrency.Mutex, etcdctl lock and the server's lock service, so all of them and Stile exclude
 // each other on one name. The key of an entry of another mode, or of a second exclusive entry of
 // the session in the same line, ends in a dash and the entry's nonce. The value is JSON: the owner,
-// the mode, and the nonce, by which a session recognizes its own entry. A key under a name is not
-// an entry if it is not attached to the lease in its name, or if there is a further slash.
-// [Store.Line] reports such a key in the line's remarks if the other clients would wait for it.
+// the mode, and the nonce, by which a session recognizes its own entry. A key under a name is
+// an entry if it is attached to the lease in its name. There are two exceptions, described below:
+// overwritten entries, and entries that outlast their session. A key with a further slash is no entry.
+// [Store.Line] reports a key that is no entry in the line's remarks if the other clients would wait
+// for it.
 //
 // A session changes the owner of an entry by putting the key again under the same lease. Other
 // clients are not affected: they wait for keys to be deleted.
@@ -73,9 +75,10 @@
 // present, and a read that follows covers what happened before. (To a watch that starts at a past
 // revision, as those of concurrency.Mutex do, etcd delivers events in batches, one every 100 ms.) The
 // watch stays open while the line is in use. It delivers every deletion in the line, so the next
-// waiter is admitted when the event arrives, without a further request. It filters out puts, which
-// would be half of all events in a line with many waiters, unless an entry of the session waits in
-// shared mode: a put of a value in shared mode tells it that an exclusive entry was downgraded.
+// waiter is admitted when the event arrives, without a further request. It filters out puts: in a
+// line with many waiters they would be half of all events. There is one exception. If an entry of the
+// session waits in shared mode, the watch needs the puts, because one reports that an exclusive entry
+// was downgraded.
 //
 // An entry that has held its lock for 200 ms also gets a watch of its own key, which shows that the
 // key was deleted or overwritten. A watch that ends for any reason is opened again, and the line or

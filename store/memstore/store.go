@@ -47,7 +47,7 @@ const (
 	MaxTTL = 24 * time.Hour
 )
 
-// Capabilities implements [store.Store]. The store has all optional features.
+// Capabilities implements [store.Store]. The store has all optional features, except entry keys.
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,

@@ -59,8 +59,8 @@
 // The order of an entry, from which its token is made, is the larger of the last order plus one and
 // the server's time in microseconds. It is assigned when the entry joins, and again when it is
 // admitted if another entry was admitted past it. Orders increase as long as Redis keeps its data.
-// They also increase after a loss of data, with one exception: the clock of the server that takes
-// over is behind, by more than the time of the writes that were lost.
+// They also increase after a loss of data, with one exception: they may go back if the clock of
+// the server that takes over is behind, by more than the period whose writes were lost.
 //
 // An order, read as microseconds, is a time. The last order is kept until a day after that time, by
 // the server's clock. While it is kept, the clock may be set back by any amount. After that only

@@ -36,8 +36,8 @@ type Options struct {
 	// WaitReplicas is how many replicas must have a new entry, a new session or a renewal before it
 	// counts. If fewer have it in time, the call fails with an error that matches
 	// [ErrNotReplicated]. A hand-over does not wait for replicas: the hold of a waiter counts as
-	// soon as the master has admitted it. So a larger number makes it less likely, but never
-	// impossible, that a failover forgets a hold. Zero means none. In a cluster each master needs
+	// soon as the master has admitted it. A larger number makes it less likely that a
+	// failover forgets a hold, but cannot exclude it. Zero means none. In a cluster each master needs
 	// that many replicas.
 	WaitReplicas int
 	// WaitTimeout is how long to wait for the replicas. It should be well below the TTL, because

@@ -39,15 +39,16 @@
 // Not every store has every ability. A test that needs an ability that the store lacks is left out:
 // it does not run and is not reported as skipped, so every skipped test is one that should have
 // run. Harness.Without must list the missing abilities, and the suite fails if the list differs
-// from what the store's Capabilities and the harness provide. Each ability and the tests that need
-// it:
+// from what the store's Capabilities and the harness provide. It cannot notice that WaitersOrders or
+// ExactAhead is listed needlessly. Each ability and the tests that need it:
 //
 //   - [Fair]: tests of the order of waiters;
 //   - [SharedModes]: tests of shared entries and slots;
 //   - [Fencing]: the topics order and break, and the tests in other topics that break an entry;
 //   - [ReleaseAfter], [Markers], [OwnerUpdates], [Downgrades] and [Contention]: the topics outlast,
 //     marker, owner, downgrade and contended;
-//   - [SlotNumbers] and [Limits]: the topics numbers and limit;
+//   - [Requeue], [SlotNumbers] and [Limits]: the topics requeue, numbers and limit;
+//   - [ExactAhead]: the test that counts each change of [store.Standing.Ahead];
 //   - [WaitersOrders]: the test that breaks a waiter;
 //   - [Cut]: the topic outage, and the tests in other topics that need an outage.
 //
@@ -56,7 +57,7 @@
 // # What the suite proves
 //
 // Each topic (admission, life, notify and so on) is one file. Each test checks one promise and is
-// named after it. Package broken, in this folder, has stores with one bug each. The tests of this
+// named after it. Package internal/broken has stores with one bug each. The tests of this
 // package check that the suite rejects every broken store with the intended test, and that every
 // test rejects at least one broken store.
 //

@@ -15,8 +15,8 @@ import (
 )
 
 // Ping returns nil if the ensemble has just answered a read of the store's root, whether or not
-// that exists. Its errors are those of other reads: no server answers (for which it waits half as
-// long as they do), or the client may not read there.
+// that exists. It fails if no server answers, or if the client may not read the root. It waits half
+// as long as other reads.
 func (s *Store) Ping(ctx context.Context) error {
 	return s.withReaderTimeout(ctx, s.patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {

@@ -39,7 +39,7 @@ import (
 // exclusive hold and arrives after the downgrade is refused: readers may hold the lock by then.
 //
 // On success all ops have run, while the hold's entry was in the line, and the reply has their responses
-// in their order. To run some only under a condition, pass an [clientv3.OpTxn]. Readers of one client share
+// in their order. To run some only under a condition, make an operation with [clientv3.OpTxn]. Readers of one client share
 // an entry: if hold is released during the call, the ops may run as long as another one of them reads.
 //
 // If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If this process knows
