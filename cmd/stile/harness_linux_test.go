@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -47,6 +48,8 @@ func TestMain(m *testing.M) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}
+	// Some programs leak descriptors into what they start. The processes started here must not inherit them.
+	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp(inMemory(), "st")
 		if err != nil {
