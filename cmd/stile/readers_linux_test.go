@@ -306,7 +306,7 @@ func TestBreak_holder(t *testing.T) {
 
 	c := m.stile("break", "demo", "--token", token)
 	c.expectExit(0)
-	if got, want := c.stdout.String(), owner+" from lock demo: token "+token+", exclusive, in line for "; !strings.HasPrefix(got, "removed holder ") ||
+	if got, want := c.stdout.String(), owner+" from lock demo: token "+token+", exclusive, held for "; !strings.HasPrefix(got, "removed holder ") ||
 		!strings.Contains(got, want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("break: got %q, want one line with %q", got, want)
 	}

@@ -451,8 +451,11 @@ func TestRun_waitingLineFitsTerminal(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
 	holder := m.start(sleepScript, "demo")
+	eventually(t, "the holder publishes when it obtained the lock", func() bool {
+		return !m.show("demo").Holders[0].Owner.Obtained.IsZero()
+	})
 	owner := m.show("demo").Holders[0].Owner
-	full := fmt.Sprintf(`stile: "demo": held by %v since %s; next in line; waited `, owner, owner.Since.Local().Format(time.TimeOnly))
+	full := fmt.Sprintf(`stile: "demo": held by %v since %s; next in line; waited `, owner, owner.Obtained.Local().Format(time.TimeOnly))
 	c := m.atTerminal(stile, "run", "--ttl", longTTL, "demo", "--", "echo", "was run")
 	c.resize(200)
 	c.awaitScreen(full)

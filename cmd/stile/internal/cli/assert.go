@@ -38,7 +38,7 @@ It also works under stile elect.
 Exit codes:
   0    all of them are held
   79   one of them is not held any more
-  125  there is no stile run around this command, or it cannot be asked`,
+  125  NAME is not one of these locks, no stile run is around this command, or it cannot be asked`,
 		Example: `  stile run migrate -- sh -ec 'for f in *.sql; do stile assert -q; psql -f "$f"; done'
   stile assert -o json | jq -r '.[0].left_seconds'`,
 		Args: func(cmd *cobra.Command, args []string) (err error) {

@@ -50,7 +50,7 @@ func newBreak(stdio Stdio) *cobra.Command {
 		Short:      "Forcibly remove a holder or a waiter",
 		SuggestFor: []string{"unlock", "release", "kill", "rm", "remove", "delete", "steal"},
 		Long: `Remove the holder or waiter with the given token from the line of the lock NAME, and print
-its owner. If no entry has that token, nothing changes: a hold that began after you looked
+what it was. If no entry has that token, nothing changes: a hold that began after you looked
 is not broken by mistake. stile show prints the tokens.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
@@ -98,12 +98,12 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 	case b.format == formatJSON:
 		return b.stdio.writeJSON(broken{b.name, entry, argumentFor(b.name)})
 	default:
-		was := "holder"
+		was, lasted := "holder", holding(entry, time.Now())
 		if slices.ContainsFunc(line.Waiters, func(e stile.Entry) bool { return e.Token == entry.Token }) {
-			was = "waiter"
+			was, lasted = "waiter", "in line for "+ageOf(entry, time.Now())
 		}
-		return b.stdio.write(fmt.Appendf(nil, "removed %s %s from lock %s: %s, %v, in line for %s\n",
-			was, who(entry), asArgument(b.name), tokenOf(entry), entry.Mode, ageOf(entry, time.Now())))
+		return b.stdio.write(fmt.Appendf(nil, "removed %s %s from lock %s: %s, %v, %s\n",
+			was, who(entry), asArgument(b.name), tokenOf(entry), entry.Mode, lasted))
 	}
 }
 
@@ -123,7 +123,7 @@ func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
 	case len(line.Holders) == 0:
 		return fmt.Errorf("--token is required, and nobody holds lock %q: there is nothing to break", b.name)
 	case len(line.Holders) > 1:
-		return fmt.Errorf("--token is required; %d hold lock %q (see stile show %s)",
+		return fmt.Errorf("--token is required; %d clients hold lock %q (see stile show %s)",
 			len(line.Holders), b.name, asArgument(b.name))
 	case line.Holders[0].Token == 0:
 		return fmt.Errorf("--token is required, and the holder of %q (%s) has none: stile cannot break what it has not made; "+

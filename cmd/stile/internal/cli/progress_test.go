@@ -168,7 +168,7 @@ func TestWaitingTexts(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 1, 2, 8, 37, 12, 0, time.Local)
 	line := stile.Line{Name: "deploy", Holders: []stile.Entry{{
-		Owner: stile.Owner{User: "root", Host: "vm", PID: 1, Command: "sleep", Since: since},
+		Owner: stile.Owner{User: "root", Host: "vm", PID: 1, Command: "sleep", Since: since.Add(-time.Minute), Obtained: since},
 	}}}
 	for _, c := range []struct {
 		columns int

@@ -43,7 +43,7 @@ func newRequest(stdio Stdio) request {
 // addFlags adds the flags that every request has.
 func (r *request) addFlags(flags *pflag.FlagSet) {
 	addURL(flags, &r.url)
-	flags.Var(&r.ttl, "ttl", "how long the lock stays held after this process dies (renewed at a third of that)")
+	flags.Var(&r.ttl, "ttl", "how long the lock stays held if nothing can release it: this process has died, or the store is out of reach")
 	flags.StringArrayVar(&r.labels, "label", nil, "label shown to others in stile show, as `name=value`; may be repeated")
 	flags.StringVar(&r.reason, "reason", "", "why you hold the lock, a `text` shown in stile show")
 	flags.BoolVarP(&r.quiet, "quiet", "q", false, "do not report waiting or failure to acquire")

@@ -28,7 +28,7 @@ func newRunInto(r *run) *cobra.Command {
 		Long: `Acquire the lock NAME, run the command, and release the lock.
 
 If the lock cannot be kept, because the store is unreachable or the lock was broken, the
-command is stopped with everything it has started: SIGTERM first, then SIGKILL, before the
+command is stopped with everything it has started: --signal (TERM) first, then KILL, before the
 next holder is admitted. (If the lock was broken, two commands may overlap briefly; use
 STILE_TOKEN, which increases with every holder, to tell them apart.)
 
@@ -52,7 +52,7 @@ Environment of the command:
   STILE_SLOT    with --slots N, a number from 0 to N-1 that no other of these commands has
   STILE_OWNER   the holder, as others see it
   STILE_TTL     the TTL, in seconds
-  STILE_URL     the store, without a password that was given with --url
+  STILE_URL     the store; a password in --url is left out, one in STILE_URL is not
   STILE_HELD    these locks and those of the enclosing stile runs, in JSON
 
 Exit codes:

@@ -114,12 +114,12 @@ func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration)
 	return append(texts, place)
 }
 
-// sinceWhen says since when the first holder has been in the line, if that is known.
+// sinceWhen says since when the first holder has held the lock, if that is known.
 func sinceWhen(line stile.Line) string {
-	if len(line.Holders) == 0 || line.Holders[0].Owner.Since.IsZero() {
+	if len(line.Holders) == 0 || line.Holders[0].Owner.Obtained.IsZero() {
 		return ""
 	}
-	return " since " + clock(line.Holders[0].Owner.Since)
+	return " since " + clock(line.Holders[0].Owner.Obtained)
 }
 
 // holderOf describes the holder of a lock that others wait for.
