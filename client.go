@@ -30,7 +30,7 @@ type Client struct {
 	work  sync.WaitGroup // calls under way and background goroutines
 
 	notifier  notifier  // calls the logger and the hooks
-	publisher publisher // writes into the store when locks were obtained
+	publisher publisher // publishes the owners of holds in the store
 
 	mu       sync.Mutex
 	opening  *opening // the attempt under way; nil if there is none

@@ -36,7 +36,7 @@ func (h *Hold) Downgrade(ctx context.Context) error {
 		return fmt.Errorf("stile: lock %q (token %d): downgrade: %w", q.name, h.token, err)
 	}
 	if caps := q.client.caps; h.obtained.Slots() > 0 || h.obtained == line.Exclusive && !caps.Downgrades {
-		return fail(fmt.Errorf("%w by the %s store in mode %v", ErrUnsupported, caps.Kind, h.obtained))
+		return fail(fmt.Errorf("%w by the %s store for a hold in mode %v", ErrUnsupported, caps.Kind, h.obtained))
 	}
 	if err := ctx.Err(); err != nil {
 		return fail(err)

@@ -238,7 +238,7 @@ func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Con
 		case ctx.Err() != nil, permanent(err), !led && errors.Is(err, ErrKind):
 			return err
 		}
-		c.log(slog.LevelWarn, "campaigning again", slog.String("lock", e.locker.name), slog.Any("error", err))
+		c.log(slog.LevelWarn, "the leadership was lost, or a campaign failed; campaigning again", slog.String("lock", e.locker.name), slog.Any("error", err))
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

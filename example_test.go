@@ -23,7 +23,7 @@ func Example() {
 
 	hold, err := client.Mutex("orders/42").Lock(ctx) // waits in line
 	if err != nil {
-		log.Fatal(err) // not held; if it had an entry in the line, its removal has started
+		log.Fatal(err) // not held
 	}
 	defer hold.Release(ctx)
 

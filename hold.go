@@ -176,7 +176,7 @@ func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
 		return fmt.Errorf("stile: lock %q (token %d): change the owner: %w", q.name, h.token, err)
 	}
 	if !q.client.caps.OwnerUpdates {
-		return fail(fmt.Errorf("%w (%s)", ErrUnsupported, q.client.caps.Kind))
+		return fail(fmt.Errorf("%w by the %s store", ErrUnsupported, q.client.caps.Kind))
 	}
 	t.awaitPendingLoss()
 	q.mu.Lock()
@@ -319,7 +319,7 @@ func (h *Hold) checkReleaseAfter(d time.Duration) error {
 	// d.
 	caps, mode := h.tenure.queue.client.caps, h.Mode()
 	if !caps.ReleaseAfter || mode == line.Shared {
-		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
+		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store for a hold in mode %v",
 			h.Name(), h.token, d, ErrUnsupported, caps.Kind, mode)
 	}
 	return nil

@@ -208,7 +208,7 @@ type SessionLossEvent struct {
 
 // errUnfinished is the error of an attempt that a hook or the logger ended by a panic or
 // runtime.Goexit.
-var errUnfinished = errors.New("stile: a hook or the logger has ended the goroutine that was to take the lock")
+var errUnfinished = errors.New("stile: a hook or the logger panicked, or called runtime.Goexit, while the lock was being acquired")
 
 // An attempt calls the attempt hooks of one call.
 type attempt struct {

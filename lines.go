@@ -124,7 +124,7 @@ func (c *Client) Resize(ctx context.Context, name string, slots int) error {
 	case slots < 0 || slots > MaxSlots:
 		err = fmt.Errorf("%d slots: there must be between 1 and %d, or 0 for no limit", slots, MaxSlots)
 	case c.caps.SetLimit == nil:
-		err = fmt.Errorf("%w (%s)", ErrUnsupported, c.caps.Kind)
+		err = fmt.Errorf("%w by the %s store", ErrUnsupported, c.caps.Kind)
 	default:
 		err = c.caps.SetLimit(ctx, name, slots)
 	}

@@ -64,7 +64,7 @@ func (c *Client) lockAllOnce(ctx context.Context, names []string, try bool) (*Mu
 
 func checkNames(names []string) error {
 	if len(names) == 0 {
-		return errors.New("stile: lock several names: there is none")
+		return errors.New("stile: lock several names: no name is given")
 	}
 	for i, name := range names {
 		if err := store.CheckName(name); err != nil {

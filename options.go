@@ -84,13 +84,13 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	}
 	var errs []error
 	if least, most := caps.MinTTL, min(caps.MaxTTL, MaxTTL); c.TTL < least || c.TTL > most {
-		errs = append(errs, fmt.Errorf("a TTL of %v: the %s store takes %v to %v", c.TTL, caps.Kind, least, most))
+		errs = append(errs, fmt.Errorf("a TTL of %v: the %s store allows %v to %v", c.TTL, caps.Kind, least, most))
 	}
 	switch {
 	case c.LockDelay < 0:
 		errs = append(errs, fmt.Errorf("a LockDelay of %v: it must not be negative", c.LockDelay))
 	case c.LockDelay > 0 && caps.ClearMarks == nil:
-		errs = append(errs, fmt.Errorf("a LockDelay: the %s store: %w: leave it at zero", caps.Kind, ErrUnsupported))
+		errs = append(errs, fmt.Errorf("a LockDelay: %w by the %s store: leave it zero", ErrUnsupported, caps.Kind))
 	}
 	if err := checkOwner(c.Owner); err != nil {
 		errs = append(errs, err)

@@ -40,11 +40,11 @@ func checkOwner(o Owner) error {
 		return fmt.Errorf("the owner: %w", err)
 	}
 	if len(o.Under) > MaxUnder {
-		return fmt.Errorf("the owner: it is under %d locks, maximum is %d", len(o.Under), MaxUnder)
+		return fmt.Errorf("the owner: its field Under has %d locks, maximum is %d", len(o.Under), MaxUnder)
 	}
 	for _, held := range o.Under {
 		if err := store.CheckName(held.Name); err != nil {
-			return fmt.Errorf("the owner: a lock that it is under: %w", err)
+			return fmt.Errorf("the owner: its field Under: %w", err)
 		}
 	}
 	// The times and waits of an accepted owner are set later. The names of locks may be long.

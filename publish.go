@@ -25,10 +25,9 @@ const (
 	publishParallel = 4
 )
 
-// A publisher writes into the store when locks were acquired, and what their holders wait for, for others
-// to read. Each tenure waits
-// for its time on a timer, and then for one of publishParallel goroutines, which exist only while
-// there is work. So the cost is bounded however many tenures there are and however slow the store
+// A publisher publishes the owners of holds in the store: when the lock was acquired, and what its holder
+// waits for. Each tenure waits for its time on a timer, and then for one of publishParallel goroutines,
+// which exist only while there is work. So the cost is bounded however many tenures there are and however slow the store
 // is. No call waits for a publisher.
 type publisher struct {
 	mu      sync.Mutex
@@ -130,7 +129,7 @@ func (t *tenure) publishNow(ctx context.Context) {
 	default:
 		name, token := t.queue.name, tokenOf(t.order)
 		c.notifier.post(func() {
-			c.log(slog.LevelDebug, "could not publish when the lock was obtained and what its holder waits for",
+			c.log(slog.LevelDebug, "could not publish the owner of a hold",
 				slog.String("lock", name), slog.Uint64("token", token), slog.Any("error", err))
 		})
 		if p.attempts < publishAttempts && !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {

@@ -167,7 +167,7 @@ func TestPublish_threeAttempts(t *testing.T) {
 				}
 				n := 0
 				for _, r := range l.all() {
-					if strings.Contains(r.Message, "could not publish") {
+					if strings.Contains(r.Message, "could not publish the owner") {
 						n++
 					}
 				}

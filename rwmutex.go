@@ -31,7 +31,7 @@ type RWMutex struct{ locker locker }
 func (c *Client) RWMutex(name string) *RWMutex {
 	l := locker{client: c, name: name, mode: line.Exclusive}
 	if !c.caps.SharedModes {
-		l.invalid = fmt.Errorf("read-write locks: %w (%s)", ErrUnsupported, c.caps.Kind)
+		l.invalid = fmt.Errorf("read-write locks: %w by the %s store", ErrUnsupported, c.caps.Kind)
 	}
 	return &RWMutex{l}
 }

@@ -34,7 +34,7 @@ func (c *Client) Semaphore(name string, slots int) *Semaphore {
 	case slots < 1 || slots > MaxSlots:
 		l.invalid = fmt.Errorf("a semaphore of %d slots: there must be between 1 and %d", slots, MaxSlots)
 	case !c.caps.SharedModes:
-		l.invalid = fmt.Errorf("semaphores: %w (%s)", ErrUnsupported, c.caps.Kind)
+		l.invalid = fmt.Errorf("semaphores: %w by the %s store", ErrUnsupported, c.caps.Kind)
 	default:
 		l.mode = line.Slot(slots)
 	}
@@ -56,7 +56,7 @@ func (s *Semaphore) Numbered() *Semaphore {
 	l := s.locker
 	l.numbered = true
 	if l.invalid == nil && !l.client.caps.SlotNumbers {
-		l.invalid = fmt.Errorf("slot numbers: %w (%s)", ErrUnsupported, l.client.caps.Kind)
+		l.invalid = fmt.Errorf("slot numbers: %w by the %s store", ErrUnsupported, l.client.caps.Kind)
 	}
 	return &Semaphore{l}
 }

@@ -111,7 +111,7 @@ type HolderWait struct {
 // On a store whose entries cannot change, which is Redlock, the error matches [ErrUnsupported].
 func (c *Client) WaitGraph(ctx context.Context, prefix string) (*WaitGraph, error) {
 	if !c.caps.OwnerUpdates {
-		return nil, fmt.Errorf("stile: wait graph: %w (%s)", ErrUnsupported, c.caps.Kind)
+		return nil, fmt.Errorf("stile: wait graph: %w by the %s store", ErrUnsupported, c.caps.Kind)
 	}
 	g := &WaitGraph{Read: time.Now(), Waits: []HolderWait{}, Cycles: [][]string{}}
 	lines, err := c.Lines(ctx, "")

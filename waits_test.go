@@ -270,7 +270,7 @@ func TestOwner_under(t *testing.T) {
 		defer c.Close(t.Context())
 		release(t, lock(t, c, "a"))
 		for what, bad := range map[string][]store.Held{"one too many": append(under, under[0]), "an invalid name": {{Name: "/"}}} {
-			if _, err := client(bad); err == nil || !strings.Contains(err.Error(), "under") {
+			if _, err := client(bad); err == nil || !strings.Contains(err.Error(), "its field Under") {
 				t.Errorf("%s: got error %v", what, err)
 			}
 		}

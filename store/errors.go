@@ -22,8 +22,8 @@ var (
 	ErrNotKnown = errors.New("not known whether the entry was still there")
 	// ErrNoNumber means that all slot numbers are taken; see [Extensions.ClaimNumber].
 	ErrNoNumber = errors.New("no slot number is free")
-	// ErrUnsupported means that the store does not have this feature.
-	ErrUnsupported = errors.New("not supported by this store")
+	// ErrUnsupported means that the store, or the mode, does not have this feature.
+	ErrUnsupported = errors.New("not supported")
 	// ErrKind means that the name is in use for another kind of lock. See [KindError].
 	ErrKind = errors.New("in use for another kind of lock")
 	// ErrBadName means that the name is not valid for a lock.

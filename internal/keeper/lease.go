@@ -195,7 +195,7 @@ func (r Reason) String() string {
 	case Expired:
 		return "its session has ended in the store"
 	case Evicted:
-		return "its entry was taken out of the store"
+		return "its entry was removed from the store"
 	case Closed:
 		return "the client was closed"
 	default:

@@ -353,7 +353,7 @@ func TestLostError(t *testing.T) {
 		},
 		{
 			&LostError{Reason: Evicted, Err: store.ErrGone},
-			"lock lost: its entry was taken out of the store: entry gone",
+			"lock lost: its entry was removed from the store: entry gone",
 		},
 		{&LostError{Reason: Closed}, "lock lost: the client was closed"},
 		{&LostError{}, "lock lost: unknown reason"},

@@ -146,7 +146,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 }
 
 func beyondMaxOrder(order uint64) error {
-	return fmt.Errorf("the cluster's revision is %d, beyond %d, where fencing tokens end", order, store.MaxOrder)
+	return fmt.Errorf("the cluster's revision is %d, beyond %d, the largest from which a fencing token can be made", order, store.MaxOrder)
 }
 
 func newEntry(se *session, req store.Request) (*entry, error) {
@@ -430,7 +430,7 @@ func (e *entry) abortEnqueue() {
 					return err
 				})
 			}
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "could not remove the entry of a failed request; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 		}
 		return err
@@ -491,7 +491,7 @@ func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, 
 // goneErr is the error of a request that has not found the entry.
 func (e *entry) goneErr(op string) error {
 	if e.unanswered.Load() {
-		return fmt.Errorf("%s: %s: the entry is out, but an earlier request to take it out was not answered: %w",
+		return fmt.Errorf("%s: %s: the entry is removed, but an earlier request to remove it was not answered: %w",
 			e.session.store, op, store.ErrNotKnown)
 	}
 	return fmt.Errorf("%s: %s: %w: another client removed the entry", e.session.store, op, store.ErrGone)

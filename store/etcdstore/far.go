@@ -47,7 +47,7 @@ func (e *entry) blockingLocked() int {
 	return e.place.Blocking()
 }
 
-// only returns the session's entry if it has only one that stands in the line; nil otherwise.
+// onlyLocked returns the session's entry if it has only one that stands in the line; nil otherwise.
 func (w *lineWatch) onlyLocked() *entry {
 	var only *entry
 	for e := range w.mine {

@@ -313,13 +313,13 @@ func (w *lineWatch) vanished(e *entry) {
 // overwrittenLocked reports an entry gone whose key another client has overwritten. The key is no
 // longer attached to the session's lease, so the session must delete it.
 func (w *lineWatch) overwrittenLocked(e *entry) {
-	w.goneLocked(e, fmt.Errorf("%s: %w: somebody has overwritten its key %q, which took it off its lease",
+	w.goneLocked(e, fmt.Errorf("%s: %w: another client overwrote its key %q, which detached it from its lease",
 		w.session.store, store.ErrGone, e.key))
 	w.session.deleteOverwritten(e)
 }
 
 func (w *lineWatch) evicted() error {
-	return fmt.Errorf("%s: %w: it was broken, or its lease ended", w.session.store, store.ErrGone)
+	return fmt.Errorf("%s: %w: another client removed it, as stile break does, or its lease ended", w.session.store, store.ErrGone)
 }
 
 // watchLocked starts the goroutine that watches the line, or makes it read the line again.

@@ -26,7 +26,7 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	detached.Session = e.session.ID()
 	text, err := detached.encode()
 	if err != nil {
-		return e.session.store.wrapErr("keep the entry", err)
+		return e.session.store.wrapErr("detach the entry from its session", err)
 	}
 	e.session.allowOutlasting() // before another entry of that name can join
 	l := &detachedLease{entry: e, value: text, until: until}

@@ -48,7 +48,7 @@ func (e *entry) change(ctx context.Context, op string, set func(*value)) error {
 		}
 		kvs := resp.Responses[0].GetResponseRange().Kvs
 		if len(kvs) == 0 || kvs[0].CreateRevision != int64(e.order) || kvs[0].Lease != int64(se.lease) {
-			return fmt.Errorf("%s: %s: %w: somebody has taken the entry out, or overwritten it", se.store, op, store.ErrGone)
+			return fmt.Errorf("%s: %s: %w: another client removed or overwrote the entry", se.store, op, store.ErrGone)
 		}
 		e.modified.Store(kvs[0].ModRevision)
 		if string(kvs[0].Value) == text {

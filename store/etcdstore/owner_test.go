@@ -63,8 +63,8 @@ func TestSetOwner_isNotAnOverwrite(t *testing.T) {
 	}
 	select {
 	case st := <-j.standings:
-		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "it was broken") {
-			t.Errorf("got standing %+v, want Gone, because it was broken", st)
+		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "another client removed it") {
+			t.Errorf("got standing %+v, want Gone, because another client removed it", st)
 		}
 	case <-time.After(testTimeout):
 		t.Fatal("the entry was deleted, and its owner was not notified")

@@ -161,7 +161,7 @@ func (se *session) standing() []*entry {
 // backup. The session then ends: its entries may be missing, and no watch would report that.
 func (se *session) checkRevision(before int64, h *pb.ResponseHeader) error {
 	if h.GetClusterId() != se.cluster {
-		return se.lose(fmt.Errorf("%s: %w: this is another cluster (%x) than the one that lease %s was granted by (%x)",
+		return se.lose(fmt.Errorf("%s: %w: the client is connected to cluster %x, but lease %s belongs to cluster %x: check the endpoints",
 			se.store, store.ErrSessionLost, h.GetClusterId(), se.ID(), se.cluster))
 	}
 	if h.GetRevision() < before {

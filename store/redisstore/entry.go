@@ -296,7 +296,7 @@ func (e *entry) removeUntilDone() {
 		case err == nil:
 			se.remove(e)
 		case life.Err() == nil:
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "could not remove the entry of a failed request; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 		}
 		return err

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -164,5 +165,26 @@ func TestOrder_risesAfterLastOrderExpired(t *testing.T) {
 	a.leave(t)
 	if second, _ := b.await(t, store.Admitted); second.Order <= first.Order {
 		t.Errorf("got order %d after %d", second.Order, first.Order)
+	}
+}
+
+// A server with a wildly wrong clock must not exhaust the orders unnoticed: a larger order would make a
+// token that does not fit 63 bits.
+// Promise: P2
+func TestOrder_exhausted(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	fence := redisstore.Keys("", name)[5]
+	se := open(t, storeAt(t, server.Addr()), longTTL)
+	server.Do("SET", fence, fmt.Sprint(store.MaxOrder-1))
+	a := hold(t, se, name)
+	if last, _, _ := a.standing(); last.Order != store.MaxOrder {
+		t.Errorf("got order %d, want %d, the largest", last.Order, uint64(store.MaxOrder))
+	}
+	a.leave(t)
+	_, err := se.Enqueue(t.Context(), store.Request{Name: name, Notify: func(store.Standing) {}})
+	if err == nil || !strings.Contains(err.Error(), "no fencing token is left") || !strings.Contains(err.Error(), fence) {
+		t.Errorf("after the largest order: got error %v, want one that names the key %q", err, fence)
 	}
 }

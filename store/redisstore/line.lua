@@ -27,7 +27,7 @@ local VOID = 600000       -- how long a void entry is remembered
 local ABANDONED = 60000   -- how long the keys are kept after all leases have ended
 local FENCE = 86400000    -- how long the last order is kept after the time that it stands for; the clock may be set back by this much
 local FOREIGN = 100       -- poll interval of the first in line while another locker, which publishes nothing, has the key
-local LAST = 9007199254740992 -- doubles represent all integers up to here
+local MAX_ORDER = 4503599627370495 -- a larger order does not fit a fencing token
 
 local time = redis.call('TIME') -- read once: before 7.2 the time advances during a script
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -51,7 +51,7 @@ local limit
 local function within(n)
 	if not limit then
 		limit = tonumber(string.match(redis.call('GET', L) or '', '^%d+') or 0)
-		if limit == 0 then limit = LAST end
+		if limit == 0 then limit = math.huge end
 	end
 	return math.min(n, limit)
 end
@@ -107,13 +107,14 @@ local function fence()
 		end
 	end
 	local order = math.max(last + 1, time[1] * 1000000 + time[2])
-	if order >= LAST then return nil end
+	if order > MAX_ORDER then return nil end
 	local text = string.format('%.0f', order)
 	redis.call('SET', F, text, 'PXAT', math.floor(order / 1000) + FENCE)
 	return text
 end
 
-local EXHAUSTED = 'STILE the orders of this line have run out: see the key ' .. F .. ' and the clock of the server'
+local EXHAUSTED = 'STILE no fencing token is left for this lock: key ' .. F .. ' has the largest order; '
+	.. 'set the server\'s clock right, and delete the key only when no stale holder can exist'
 
 -- The session of a late request may have ended.
 if session and redis.call('EXISTS', session) == 0 then return { 'ended' } end
@@ -259,7 +260,7 @@ local function admissible(m)
 	if m == 'x' or kind == 'x' then return false end
 	if m == 's' or kind == 's' then return m == kind end
 	if not least then
-		least = LAST
+		least = math.huge
 		for _, id in ipairs(redis.call('ZRANGE', H, 0, -1)) do least = math.min(least, tonumber(mode(id))) end
 	end
 	return count < math.min(least, within(tonumber(m)))
@@ -358,13 +359,13 @@ end
 -- returns the largest possible number instead of counting.
 local function ahead(id, rank)
 	local m = mode(id)
-	local others, same, slots = 0, 0, tonumber(m) and within(tonumber(m)) or LAST
+	local others, same, slots = 0, 0, tonumber(m) and within(tonumber(m)) or math.huge
 	if foreign then others = 1 end
 	if m == 'x' or count + rank > 100 then return math.max(others + count + rank, 1) end
 	local function count_in(id)
 		local n = mode(id)
 		if n == m or tonumber(n) and tonumber(m) then
-			same, slots = same + 1, math.min(slots, tonumber(n) or LAST)
+			same, slots = same + 1, math.min(slots, tonumber(n) or math.huge)
 		else
 			others = others + 1
 		end

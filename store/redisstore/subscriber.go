@@ -67,7 +67,10 @@ func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, con
 			sub.once.Do(func() {
 				sub.err = fmt.Errorf("subscribe to channel %q: %w", channel, err)
 				close(sub.ready)
+				s.logger.LogAttrs(ctx, slog.LevelWarn, "SUBSCRIBE refused; trying again, and polling until then",
+					slog.String("channel", channel), slog.Any("error", err))
 			})
+			return nil
 		}
 		s.logger.LogAttrs(ctx, slog.LevelWarn, "subscription lost; subscribing again",
 			slog.String("channel", channel), slog.Any("error", err))
@@ -115,7 +118,7 @@ func (e *entry) goneErr(why string) error {
 	what := map[string]string{
 		"expired":   "its lease ended before it was renewed",
 		"taken":     fmt.Sprintf("another client deleted or replaced the key %q", e.line.lock),
-		"broken":    "it was broken",
+		"broken":    "another client removed it, as stile break does",
 		"forgotten": "the server has lost its admission",
 	}[why]
 	if what == "" {
@@ -124,4 +127,4 @@ func (e *entry) goneErr(why string) error {
 	return fmt.Errorf("%w: %s", store.ErrGone, what)
 }
 
-var errVoid = errors.New("it was removed while it was being put in")
+var errVoid = errors.New("it was removed before the request to add it was carried out")

@@ -345,10 +345,10 @@ func TestOrder_exhausted(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	for _, r := range servers {
-		r.Do("SET", "{lock}//fence", "9007199254740990")
+		r.Do("SET", "{lock}//fence", strconv.Itoa(store.MaxOrder))
 	}
 	_, _, err := enqueue(t.Context(), se, "lock", false)
-	wantErr(t, err, "the fence has come to its end", servers[0].Addr())
+	wantErr(t, err, "no fencing token is left", "{lock}//fence", servers[0].Addr())
 }
 
 // At each master, redsync and hand-written lockers use SET NX PX.

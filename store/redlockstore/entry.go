@@ -77,8 +77,8 @@ func newEntry(se *session, req store.Request) *entry {
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	op := "join the line"
 	if req.Mode != line.Exclusive {
-		return nil, se.store.wrapErr(op, fmt.Errorf("%w: mode %v: Redlock supports exclusive locks only",
-			store.ErrUnsupported, req.Mode))
+		return nil, se.store.wrapErr(op, fmt.Errorf("mode %v: %w by Redlock, which has exclusive locks only",
+			req.Mode, store.ErrUnsupported))
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, se.store.wrapErr(op, err)
@@ -302,7 +302,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	case !first, wasAdmitted && found == wasGone:
 		return e.goneErr(op, nil)
 	case wasAdmitted && found == notKnown:
-		return e.session.store.wrapErr(op, fmt.Errorf("%w: the entry is out, but no majority of the masters knows whether it was there", store.ErrNotKnown))
+		return e.session.store.wrapErr(op, fmt.Errorf("%w: the entry is removed, but no majority of the masters knows whether it was there", store.ErrNotKnown))
 	}
 	return nil
 }

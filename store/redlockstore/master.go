@@ -331,18 +331,18 @@ func (m *master) removePending(client rueidis.Client) error {
 	m.mu.Lock()
 	due := slices.Collect(maps.Keys(m.pending))
 	m.mu.Unlock()
-	markBroken := make(chan error, len(due))
+	broken := make(chan error, len(due))
 	var all sync.WaitGroup
 	for _, d := range due {
 		all.Go(func() {
 			if doubt, ok := errors.AsType[doubtError](m.removeOne(client, d)); ok {
-				markBroken <- doubt.error
+				broken <- doubt.error
 			}
 		})
 	}
 	all.Wait()
-	close(markBroken)
-	return <-markBroken
+	close(broken)
+	return <-broken
 }
 
 // removeOne carries out one pending removal. It stays pending if it could not be sent or was

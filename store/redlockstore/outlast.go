@@ -31,7 +31,7 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		e.mu.Unlock()
 		return e.Withdraw(ctx)
 	}
-	op := "keep the entry"
+	op := "detach the entry from its session"
 	if e.state == over {
 		defer e.mu.Unlock()
 		return e.goneErr(op, e.gone)

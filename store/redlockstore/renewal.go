@@ -99,8 +99,8 @@ func (r *renewal) complete(answers <-chan answer) {
 
 // restore restores the claims that a majority has where they are known to be missing.
 func (r *renewal) restore() {
-	r.absent = slices.DeleteFunc(r.absent, func(missingMasters [2]int) bool {
-		c, m := r.claims[missingMasters[0]], r.store.masters[missingMasters[1]]
-		return r.have[missingMasters[0]] >= r.store.quorum && r.store.work.Start(func() { c.restore(m) })
+	r.absent = slices.DeleteFunc(r.absent, func(at [2]int) bool {
+		c, m := r.claims[at[0]], r.store.masters[at[1]]
+		return r.have[at[0]] >= r.store.quorum && r.store.work.Start(func() { c.restore(m) })
 	})
 }

@@ -40,7 +40,7 @@ local v = redis.call('GET', KEYS[1])
 if v then return {0, v, redis.call('PTTL', KEYS[1])} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {-1} end
 local order = math.max(last(KEYS[2]) + 1, now())
-if order >= 9007199254740991 then return redis.error_reply('ERR the fence has come to its end') end
+if order > 4503599627370495 then return redis.error_reply('ERR no fencing token is left: key ' .. KEYS[2] .. ' has the largest order; set the clock right, and delete the key only when no stale holder can exist') end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return {1, string.format('%.0f', order)}`)
 

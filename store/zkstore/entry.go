@@ -353,7 +353,7 @@ func (e *entry) check(st stat) error {
 		return fmt.Errorf("the sequence numbers of %s are used up, so all new entries would get the same one; "+
 			"when the line is empty, delete the node to restart them", e.line.dir)
 	case st.czxid <= 0 || st.czxid > store.MaxOrder:
-		return fmt.Errorf("the ensemble's transaction number is %#x, beyond %#x, where fencing tokens end",
+		return fmt.Errorf("the ensemble's transaction number is %#x, beyond %#x, the largest from which a fencing token can be made",
 			st.czxid, uint64(store.MaxOrder))
 	}
 	e.order = uint64(st.czxid)
@@ -409,12 +409,18 @@ func (e *entry) entriesAhead(ctx context.Context, children []string) ([]contende
 
 // unseenErr returns the error of an entry in whose line another client does not see it.
 func (e *entry) unseenErr(c contender) error {
-	theirs, option := "InterProcessMutex", "without ReadWrite (names=mutex in a URL)"
-	if !e.session.store.readWrite {
-		theirs, option = "InterProcessReadWriteLock", "with ReadWrite (names=readwrite in a URL)"
-	}
+	theirs, option := curatorOf(!e.session.store.readWrite)
 	return fmt.Errorf("a client uses Curator's %s on %s (%s), which does not see the entries of this store: open the store %s",
 		theirs, e.line.dir, c.name, option)
+}
+
+// curatorOf returns the recipe of Curator that sees the entries of a store with the given names, and how
+// to open one.
+func curatorOf(readWrite bool) (recipe, option string) {
+	if readWrite {
+		return "InterProcessReadWriteLock", "with ReadWrite (names=readwrite in a URL)"
+	}
+	return "InterProcessMutex", "without ReadWrite (names=mutex in a URL)"
 }
 
 // makeDir creates a directory and its parents. They are containers: ZooKeeper deletes them when
@@ -453,7 +459,7 @@ func (e *entry) abortEnqueue() {
 		case err == nil:
 			e.releaseBytes()
 		case life.Err() == nil:
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "could not remove the entry of a failed request; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 		}
 		return err
@@ -471,7 +477,8 @@ func (e *entry) recordEnding(why ending) {
 	e.releaseBytes()
 }
 
-// left records that the entry is known to have left its line, or never to enter it.
+// releaseBytes subtracts the entry from the size of its session. The entry is known to have left its line,
+// or never to enter it.
 func (e *entry) releaseBytes() { e.session.bytes.Add(-e.bytes.Swap(0)) }
 
 // remove deletes a node of the entry's, if it exists, and records which client removed the entry.

@@ -205,7 +205,8 @@ func (w *follower) advanceLocked(e *entry, exactly bool) {
 // verifyTurn delivers that an entry is next, if its node exists. On the connection on which the
 // event of the last departure came, the server replies after the whole transaction that the
 // departure was part of. Another server may lag behind and must catch up first. It may also follow
-// a leader that the others have left, at which a session with waiters only is confirmed; see prove.
+// a leader that the others have left, at which a session with waiters only is confirmed; see
+// session.checkAlive.
 // So this takes a transaction, like the confirmations that come after.
 func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 	se := w.session
@@ -256,7 +257,7 @@ func (w *follower) goneLocked(e *entry, cause error) {
 }
 
 func (w *follower) evicted() error {
-	return fmt.Errorf("%s: %w: it was broken, or its session ended", w.session.store, store.ErrGone)
+	return fmt.Errorf("%s: %w: another client removed it, as stile break does, or its session ended", w.session.store, store.ErrGone)
 }
 
 // lineOf returns the follower of the directory dir; nil if the session has no entry there.

@@ -103,8 +103,8 @@ func TestEntry_check(t *testing.T) {
 		{"of another session", stat{czxid: 12, owner: 8}, 3, "belongs to session 0x8"},
 		{"the last sequence number", stat{czxid: 12, owner: 7}, sequenceEnd, "used up"},
 		{"a negative sequence number", stat{czxid: 12, owner: 7}, -1 << 31, "used up"},
-		{"a transaction beyond MaxOrder", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "where fencing tokens end"},
-		{"a negative transaction", stat{czxid: -1, owner: 7}, 3, "where fencing tokens end"},
+		{"a transaction beyond MaxOrder", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "a fencing token can be made"},
+		{"a negative transaction", stat{czxid: -1, owner: 7}, 3, "a fencing token can be made"},
 	} {
 		e := &entry{session: se, line: &follower{dir: "/a"}, node: contender{node: node{sequence: tt.sequence}}}
 		err := e.check(tt.st)

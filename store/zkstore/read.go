@@ -233,10 +233,11 @@ func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 	path := join(dir, c.name)
 	switch {
 	case e.Session == sessionText(0):
-		return []string{fmt.Sprintf("node %q is not ephemeral, so no end of a session deletes it: delete it if no client needs it", path)}
+		return []string{fmt.Sprintf("node %q is not ephemeral, so it stays when all sessions have ended: delete it if no client needs it", path)}
 	case c.unseen(s.readWrite):
-		return []string{fmt.Sprintf("node %q is of a kind of Curator's locks that does not see the entries of this store: "+
-			"open the store with the other names", path)}
+		theirs, option := curatorOf(!s.readWrite)
+		return []string{fmt.Sprintf("node %q is of Curator's %s, which does not see the entries of this store: "+
+			"open the store %s", path, theirs, option)}
 	case c.mark == markKazoo || c.mark == markKazooReader:
 		patterns := "['" + markLock + "']"
 		if s.readWrite {

@@ -122,7 +122,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	})
 	switch {
 	case err != nil:
-		return se.wrapErr(ctx, "confirm the session", err)
+		return se.wrapErr(ctx, "renew the session", err)
 	case !se.confirmed(sent):
 		return se.life.Err()
 	}

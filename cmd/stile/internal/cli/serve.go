@@ -193,7 +193,7 @@ func whereToFind(n *node.Node) []any {
 // notify sends a state to systemd if it has started this process and wants to know.
 func notify(state string, log *slog.Logger) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		log.Warn("cannot tell systemd", "state", state, "err", err)
+		log.Warn("cannot notify systemd", "state", state, "err", err)
 	}
 }
 

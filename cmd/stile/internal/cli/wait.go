@@ -161,7 +161,7 @@ func read(ctx context.Context, client *stile.Client, name string) <-chan reading
 	return readings
 }
 
-// tell prints the outcome of the wait.
+// printOutcome prints the outcome of the wait.
 func (w *wait) printOutcome(line stile.Line) error {
 	if w.format == formatJSON {
 		if err := w.stdio.writeJSON(asJSONLine(line)); err != nil {
