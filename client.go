@@ -156,7 +156,7 @@ func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
 	defer call.done()
 	s, err := c.session(call.ctx)
 	if err != nil {
-		return store.Terms{}, fmt.Errorf("stile: open session: %w", call.ended(err))
+		return store.Terms{}, fmt.Errorf("stile: open session: %w", call.withCause(err))
 	}
 	return s.Store().Terms(), nil
 }

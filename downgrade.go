@@ -35,8 +35,8 @@ func (h *Hold) Downgrade(ctx context.Context) error {
 	fail := func(err error) error {
 		return fmt.Errorf("stile: lock %q (token %d): downgrade: %w", q.name, h.token, err)
 	}
-	if caps := q.client.caps; h.obtained.Slots() > 0 || h.obtained == line.Exclusive && !caps.Downgrades {
-		return fail(fmt.Errorf("%w by the %s store for a hold in mode %v", ErrUnsupported, caps.Kind, h.obtained))
+	if caps := q.client.caps; h.acquiredMode.Slots() > 0 || h.acquiredMode == line.Exclusive && !caps.Downgrades {
+		return fail(fmt.Errorf("%w by the %s store for a hold in mode %v", ErrUnsupported, caps.Kind, h.acquiredMode))
 	}
 	if err := ctx.Err(); err != nil {
 		return fail(err)
@@ -93,5 +93,5 @@ func (h *Hold) beginDowngrade() (done bool, err error) {
 		t.mode, h.place.mode = line.Shared, line.Shared
 		q.admitLocked()
 	}
-	return h.obtained == line.Shared || t.downgraded, nil
+	return h.acquiredMode == line.Shared || t.downgraded, nil
 }

@@ -19,11 +19,11 @@ import (
 // A Hold is a lock that is held. It ends once: it is released, yielded or lost. It is safe for
 // concurrent use; any goroutine may release it.
 type Hold struct {
-	place    *Place
-	tenure   *tenure
-	token    uint64
-	obtained line.Mode // the mode in which the lock was acquired
-	acquired bootclock.Instant
+	place        *Place
+	tenure       *tenure
+	token        uint64
+	acquiredMode line.Mode // the mode in which the lock was acquired
+	acquiredAt   bootclock.Instant
 
 	// deliver sets these, before the caller gets the hold.
 	started context.Context // returned by HoldStart
@@ -51,7 +51,7 @@ func orderOf(token uint64) uint64 { return token >> store.TurnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
 	h := &Hold{
-		place: p, tenure: t, token: tokenOf(t.order), obtained: t.mode, acquired: bootclock.Now(), lost: make(chan struct{}),
+		place: p, tenure: t, token: tokenOf(t.order), acquiredMode: t.mode, acquiredAt: bootclock.Now(), lost: make(chan struct{}),
 	}
 	h.contended = sync.OnceValue(h.watchContention)
 	return h
@@ -106,7 +106,7 @@ func (h *Hold) start() (values context.Context) {
 }
 
 func (h *Hold) event() HoldStartEvent {
-	return HoldStartEvent{Name: h.Name(), Mode: h.obtained, Token: h.token}
+	return HoldStartEvent{Name: h.Name(), Mode: h.acquiredMode, Token: h.token}
 }
 
 // callHoldEnd calls HoldEnd.
@@ -118,7 +118,7 @@ func (h *Hold) callHoldEnd(reason EndReason, err error, held time.Duration) {
 
 // reportLoss logs the loss and calls HoldEnd, in the background.
 func (h *Hold) reportLoss() {
-	c, held := h.tenure.queue.client, bootclock.Now().Sub(h.acquired)
+	c, held := h.tenure.queue.client, bootclock.Now().Sub(h.acquiredAt)
 	c.notifier.post(func() {
 		c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.loss.Name), slog.Any("error", h.loss))
 		h.callHoldEnd(EndLost, h.loss, held)
@@ -381,7 +381,7 @@ func (h *Hold) reportEnd(reason EndReason, lost keeper.Reason, err error) error 
 			q.name, h.token, err)
 	}
 	q.client.log(slog.LevelDebug, "lock released", slog.String("lock", q.name), slog.Uint64("token", h.token))
-	h.callHoldEnd(reason, err, bootclock.Now().Sub(h.acquired))
+	h.callHoldEnd(reason, err, bootclock.Now().Sub(h.acquiredAt))
 	return err
 }
 

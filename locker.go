@@ -31,7 +31,7 @@ func (l locker) with(opts LockOptions) locker {
 // lock implements [Mutex.Lock] and, if try is set, [Mutex.TryLock]. All of it runs in the caller's
 // goroutine, so that a hand-over wakes only that one.
 func (l locker) lock(ctx context.Context, try bool) (*Hold, error) {
-	p, call, err := l.arrive(ctx, try)
+	p, call, err := l.start(ctx, try)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +49,7 @@ func (l locker) join(ctx context.Context) (*Place, error) {
 			cancel(nil)
 		}
 	}()
-	p, call, err := l.arrive(ctx, false)
+	p, call, err := l.start(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +106,9 @@ func (c valuesContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// arrive starts an attempt and appends its place to the local queue. The place must end the
+// start starts an attempt and appends its place to the local queue. The place must end the
 // returned call. On failure the attempt has ended.
-func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
+func (l locker) start(ctx context.Context, try bool) (*Place, call, error) {
 	p := &Place{
 		mode:     l.mode,
 		numbered: l.numbered,
@@ -201,8 +201,8 @@ func (c *Client) track(ctx context.Context) (call, error) {
 	}}, nil
 }
 
-// ended adds to err the cause that ended the call's context, if it has ended.
-func (c call) ended(err error) error {
+// withCause adds to err the cause that withCause the call's context, if it has withCause.
+func (c call) withCause(err error) error {
 	cause := context.Cause(c.ctx)
 	switch {
 	case c.ctx.Err() == nil:

@@ -138,10 +138,10 @@ func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 	select {
 	case <-p.turn:
 	case <-call.ctx.Done():
-		return nil, call.ended(call.ctx.Err())
+		return nil, call.withCause(call.ctx.Err())
 	}
 	for {
-		t, err := p.use(call.ctx)
+		t, err := p.acquireEntry(call.ctx)
 		if err == nil {
 			hold, err = t.lend(p)
 		}
@@ -160,7 +160,7 @@ func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 				p.queue.leave(p)
 			})
 		}
-		return nil, call.ended(err)
+		return nil, call.withCause(err)
 	}
 }
 
@@ -178,8 +178,8 @@ func (p *Place) abandon() {
 	})
 }
 
-// use returns a tenure to lend a hold from. A tenure returned with errGaveUp must be withdrawn.
-func (p *Place) use(ctx context.Context) (*tenure, error) {
+// acquireEntry returns a tenure to lend a hold from. A tenure returned with errGaveUp must be withdrawn.
+func (p *Place) acquireEntry(ctx context.Context) (*tenure, error) {
 	if t := p.entered; t != nil {
 		p.entered = nil
 		return t, t.await(ctx, false)

@@ -167,7 +167,7 @@ func (t *tenure) replaceOwner(ctx context.Context, change func(*Owner)) error {
 
 	t.queue.mu.Lock()
 	owner := t.owner
-	owner.Obtained, owner.Waits = t.obtained, t.publicWaitsLocked()
+	owner.Obtained, owner.Waits = t.acquiredAt, t.publicWaitsLocked()
 	t.queue.mu.Unlock()
 	change(&owner)
 	if err := checkOwner(owner); err != nil {

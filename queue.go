@@ -18,10 +18,10 @@ type queue struct {
 
 	// mu guards the fields below, and those fields of the name's places, tenures and holds that say
 	// so. No call under it blocks or calls back.
-	mu     sync.Mutex
-	line   []*Place // the admitted ones are in front
-	turns  int      // how many are admitted
-	shared *tenure  // the latest shared tenure, which places may join while it is joinable; may be nil
+	mu            sync.Mutex
+	line          []*Place // the admitted ones are in front
+	admittedCount int      // how many are admitted
+	shared        *tenure  // the latest shared tenure, which places may join while it is joinable; may be nil
 }
 
 // join appends a place to its queue. It fails if the places there are of another kind and, for a
@@ -54,7 +54,7 @@ func (q *queue) joinLocked(p *Place) error {
 	q.line = append(q.line, p)
 	q.admitLocked()
 	switch {
-	case q.turns == len(q.line):
+	case q.admittedCount == len(q.line):
 	case p.try:
 		q.line = q.line[:len(q.line)-1]
 		holder := q.line[0].entry()
@@ -83,8 +83,8 @@ func (q *queue) leaveLocked(p *Place) (left bool) {
 		return false
 	}
 	q.line = slices.Delete(q.line, i, i+1)
-	if i < q.turns {
-		q.turns--
+	if i < q.admittedCount {
+		q.admittedCount--
 		q.admitLocked()
 	}
 	return true
@@ -93,9 +93,9 @@ func (q *queue) leaveLocked(p *Place) (left bool) {
 // admitLocked admits all places that may be admitted. Admitted places are always the first ones of
 // the line, so the search starts behind them.
 func (q *queue) admitLocked() {
-	for q.turns < len(q.line) && line.Admits(q.line[q.turns].mode, modes(q.line[:q.turns])) {
-		close(q.line[q.turns].turn)
-		q.turns++
+	for q.admittedCount < len(q.line) && line.Admits(q.line[q.admittedCount].mode, modes(q.line[:q.admittedCount])) {
+		close(q.line[q.admittedCount].turn)
+		q.admittedCount++
 	}
 }
 
@@ -117,7 +117,7 @@ func (c *Client) unref(q *queue) {
 
 // contendedLocked notifies the admitted places that another place waits.
 func (q *queue) contendedLocked() {
-	for _, p := range q.line[:q.turns] {
+	for _, p := range q.line[:q.admittedCount] {
 		if p.tenure != nil {
 			p.tenure.contendedLocked()
 		}
@@ -134,7 +134,7 @@ func (q *queue) ahead(p *Place) int {
 		return 0
 	}
 	inStore := 0
-	for _, other := range q.line[:min(i+1, q.turns)] {
+	for _, other := range q.line[:min(i+1, q.admittedCount)] {
 		if other.tenure != nil {
 			inStore = max(inStore, int(other.tenure.ahead.Load()))
 		}

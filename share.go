@@ -103,7 +103,7 @@ func (t *tenure) enterShared(ctx context.Context) error {
 	go func() {
 		defer call.done()
 		defer giveUp()
-		if unused := t.finishSharing(call.ended(t.await(waiting, false))); unused {
+		if unused := t.finishSharing(call.withCause(t.await(waiting, false))); unused {
 			t.withdraw()
 		}
 	}()

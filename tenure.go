@@ -34,7 +34,7 @@ type tenure struct {
 
 	// Guarded by the queue's mutex.
 	owner       Owner        // as others see it
-	obtained    time.Time    // when the first hold was lent
+	acquiredAt  time.Time    // when the first hold was lent
 	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
@@ -103,8 +103,8 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	return err
 }
 
-// enterFor puts the entry into the line in place of that of old, in one step.
-func (t *tenure) enterFor(ctx context.Context, old *tenure) (err error) {
+// requeueFrom puts the entry into the line in place of that of old, in one step.
+func (t *tenure) requeueFrom(ctx context.Context, old *tenure) (err error) {
 	old.unsubscribe()
 	t.session = old.session
 	t.owner.Since = time.Now()
@@ -213,8 +213,8 @@ func (t *tenure) lend(p *Place) (*Hold, error) {
 	if t.over {
 		return nil, t.rejoinError(t.loss)
 	}
-	if t.obtained.IsZero() {
-		t.obtained = time.Now()
+	if t.acquiredAt.IsZero() {
+		t.acquiredAt = time.Now()
 	}
 	h := newHold(p, t)
 	t.holds = append(t.holds, h)
@@ -333,7 +333,7 @@ func (t *tenure) whenContended(f func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t.onContended = append(t.onContended, f)
-	if t.contended || len(q.line) > q.turns && !t.over {
+	if t.contended || len(q.line) > q.admittedCount && !t.over {
 		t.contendedLocked()
 	}
 }

@@ -58,7 +58,7 @@ func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
 		return nil, err
 	}
 	defer announceWait(ctx, name)()
-	if err := p.succeed(call, handOver); err != nil {
+	if err := p.handOver(call, handOver); err != nil {
 		return nil, err
 	}
 	p.obtain(call)
@@ -96,7 +96,7 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 	p.mode = t.mode
 	last := h.giveBackLocked()
 	// The entry of a downgraded hold would be requeued in the mode that it joined the line with.
-	requeues := last && p.mode == h.obtained && q.turns == len(q.line) && call.ctx.Err() == nil && t.ticket.Extensions().Requeue != nil
+	requeues := last && p.mode == h.acquiredMode && q.admittedCount == len(q.line) && call.ctx.Err() == nil && t.ticket.Extensions().Requeue != nil
 	q.line = append(q.line, p)
 	if requeues {
 		p.tenure = newTenure(q, p.mode, p.owner)
@@ -114,7 +114,7 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 	return call, func(ctx context.Context) (err error) {
 		switch {
 		case requeues:
-			if err = p.tenure.enterFor(ctx, t); err == nil {
+			if err = p.tenure.requeueFrom(ctx, t); err == nil {
 				p.entered = p.tenure
 			}
 		case last:
@@ -130,8 +130,8 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 	}, nil
 }
 
-// succeed hands the lock over. On failure the place has left its queue.
-func (p *Place) succeed(call call, handOver func(context.Context) error) (err error) {
+// handOver hands the lock over. On failure the place has left its queue.
+func (p *Place) handOver(call call, handOver func(context.Context) error) (err error) {
 	err = errUnfinished // if a hook or the logger panics
 	defer func() {
 		if err == nil {

@@ -57,7 +57,7 @@ func Blocking(m Mode, ahead []Mode) int {
 	var beside, others int
 	slots := m.Slots()
 	for _, a := range ahead {
-		if m.standsBeside(a) {
+		if m.compatibleWith(a) {
 			beside++
 			slots = min(slots, a.Slots())
 		} else {
@@ -78,7 +78,7 @@ func SameKind(a, b Mode) bool { return a.Slots() == b.Slots() }
 // Conflict reports whether holds of the modes a and b exclude each other. Two slots do only if one of the
 // modes has a single slot.
 func Conflict(a, b Mode) bool {
-	return !a.standsBeside(b) || a.Slots() == 1 || b.Slots() == 1
+	return !a.compatibleWith(b) || a.Slots() == 1 || b.Slots() == 1
 }
 
 // Admitted reports for each entry of a line with the given limit whether the rules admit it. The entries

@@ -56,7 +56,7 @@ func (m Mode) Within(limit int) Mode {
 	return m
 }
 
-func (m Mode) standsBeside(other Mode) bool {
+func (m Mode) compatibleWith(other Mode) bool {
 	return m.kind != exclusive && m.kind == other.kind
 }
 

@@ -648,7 +648,7 @@ func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 	p.number(c.sinceLag, 4)
 	p.number(int(c.request), 3)
 	if c.request != noRequest {
-		p.number(clamp(c.clock-c.sent, m.schedule.Valid), 4)
+		p.number(clamp(c.clock-c.sent, m.schedule.Validity), 4)
 	}
 	p.bit(c.alive)
 	p.bit(c.inLine)
@@ -668,7 +668,7 @@ func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 		return p.bits // from here its session may end at any moment, and notifications have no effect
 	default:
 		p.number(2, 2)
-		p.number(clamp(c.clock-c.lease.confirmed, m.schedule.Valid), 4)
+		p.number(clamp(c.clock-c.lease.confirmed, m.schedule.Validity), 4)
 		p.bit(c.lease.inFlight)
 		if !c.lease.inFlight {
 			p.number(clamp(c.lease.next-c.clock, m.ttl), 4)

@@ -17,7 +17,7 @@ import (
 // may end. A request is due whenever none is in flight, so that the exploration includes every time
 // of sending.
 func exact(ttl time.Duration) Schedule {
-	return Schedule{Valid: ttl, Every: 0, Attempt: 1, Retry: 0, Overdue: max(1, ttl/2)}
+	return Schedule{Validity: ttl, Interval: 0, AttemptTimeout: 1, RetryInterval: 0, OverdueAfter: max(1, ttl/2)}
 }
 
 // withMargin returns a schedule for clocks that lose at most one tick in a TTL.

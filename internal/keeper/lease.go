@@ -14,16 +14,16 @@ type Instant = bootclock.Instant
 
 // A Schedule has the durations by which a session is kept; see [ScheduleFor].
 type Schedule struct {
-	// Valid is how long a confirmation is valid, counted from when its request was sent.
-	Valid time.Duration
-	// Every is the time from one request to the next if it was confirmed.
-	Every time.Duration
-	// Attempt is the timeout of one request.
-	Attempt time.Duration
-	// Retry is the time from a failed request to the next.
-	Retry time.Duration
-	// Overdue is the age of the last confirmation at which the session is at risk.
-	Overdue time.Duration
+	// Validity is how long a confirmation is valid, counted from when its request was sent.
+	Validity time.Duration
+	// Interval is the time from one request to the next if it was confirmed.
+	Interval time.Duration
+	// AttemptTimeout is the timeout of one request.
+	AttemptTimeout time.Duration
+	// RetryInterval is the time from a failed request to the next.
+	RetryInterval time.Duration
+	// OverdueAfter is the age of the last confirmation at which the session is at risk.
+	OverdueAfter time.Duration
 }
 
 // ScheduleFor returns the schedule for the terms that the store granted.
@@ -41,11 +41,11 @@ func ScheduleFor(granted store.Terms) Schedule {
 		attempt = valid / 5
 	}
 	return Schedule{
-		Valid:   valid,
-		Every:   valid / 3,
-		Attempt: attempt,
-		Retry:   valid / 30,
-		Overdue: valid / 2,
+		Validity:       valid,
+		Interval:       valid / 3,
+		AttemptTimeout: attempt,
+		RetryInterval:  valid / 30,
+		OverdueAfter:   valid / 2,
 	}
 }
 
@@ -83,13 +83,13 @@ type Lease struct {
 
 // NewLease returns the lease of a session that was opened by a request sent at the given time.
 func NewLease(schedule Schedule, sent, now Instant) Lease {
-	l := Lease{schedule: schedule, confirmed: sent, next: sent.Add(schedule.Every)}
+	l := Lease{schedule: schedule, confirmed: sent, next: sent.Add(schedule.Interval)}
 	l.Advance(now)
 	return l
 }
 
 // Deadline returns when the lease is lost if no further request is confirmed.
-func (l Lease) Deadline() Instant { return l.confirmed.Add(l.schedule.Valid) }
+func (l Lease) Deadline() Instant { return l.confirmed.Add(l.schedule.Validity) }
 
 // ValidAt reports whether the holds of the lease are valid at the given time.
 func (l Lease) ValidAt(now Instant) bool { return l.state != Lost && now.Before(l.Deadline()) }
@@ -111,7 +111,7 @@ func (l Lease) Due(now Instant) bool { return l.state != Lost && !l.inFlight && 
 func (l Lease) Wake() Instant {
 	wake := l.Deadline()
 	if l.state == Held {
-		wake = min(wake, l.confirmed.Add(l.schedule.Overdue))
+		wake = min(wake, l.confirmed.Add(l.schedule.OverdueAfter))
 	}
 	if !l.inFlight {
 		wake = min(wake, l.next)
@@ -125,7 +125,7 @@ func (l *Lease) Advance(now Instant) {
 	case l.state == Lost:
 	case !now.Before(l.Deadline()):
 		l.lose(Deadline)
-	case !now.Before(l.confirmed.Add(l.schedule.Overdue)):
+	case !now.Before(l.confirmed.Add(l.schedule.OverdueAfter)):
 		l.state = AtRisk
 	default:
 		l.state = Held
@@ -148,7 +148,7 @@ func (l *Lease) RequestConfirmed(sent, now Instant) {
 		return
 	}
 	l.confirmed = max(l.confirmed, sent)
-	l.next = l.confirmed.Add(l.schedule.Every)
+	l.next = l.confirmed.Add(l.schedule.Interval)
 	l.Advance(now)
 }
 
@@ -157,7 +157,7 @@ func (l *Lease) RequestConfirmed(sent, now Instant) {
 func (l *Lease) RequestFailed(now Instant) {
 	l.Advance(now)
 	l.inFlight = false
-	l.next = now.Add(l.schedule.Retry)
+	l.next = now.Add(l.schedule.RetryInterval)
 }
 
 // End records that the session has ended for the given reason.

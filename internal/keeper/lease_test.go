@@ -24,21 +24,21 @@ func TestScheduleFor(t *testing.T) {
 		{
 			store.Terms{TTL: 30 * time.Second},
 			Schedule{
-				Valid: 27 * time.Second, Every: 9 * time.Second, Attempt: 5400 * time.Millisecond,
-				Retry: 900 * time.Millisecond, Overdue: 13500 * time.Millisecond,
+				Validity: 27 * time.Second, Interval: 9 * time.Second, AttemptTimeout: 5400 * time.Millisecond,
+				RetryInterval: 900 * time.Millisecond, OverdueAfter: 13500 * time.Millisecond,
 			},
 		},
 		{
 			store.Terms{TTL: 30 * time.Second, Slack: 10 * time.Second}, // ZooKeeper
 			Schedule{
-				Valid: 17 * time.Second, Every: 17 * time.Second / 3, Attempt: 3400 * time.Millisecond,
-				Retry: 17 * time.Second / 30, Overdue: 8500 * time.Millisecond,
+				Validity: 17 * time.Second, Interval: 17 * time.Second / 3, AttemptTimeout: 3400 * time.Millisecond,
+				RetryInterval: 17 * time.Second / 30, OverdueAfter: 8500 * time.Millisecond,
 			},
 		},
 	}
 	own := store.Terms{TTL: 30 * time.Second, Slack: 10 * time.Second, Attempt: 9 * time.Second}
-	if got, want := ScheduleFor(own), ScheduleFor(tests[1].granted); got.Attempt != own.Attempt || got.Valid != want.Valid ||
-		got.Every != want.Every || got.Retry != want.Retry {
+	if got, want := ScheduleFor(own), ScheduleFor(tests[1].granted); got.AttemptTimeout != own.Attempt || got.Validity != want.Validity ||
+		got.Interval != want.Interval || got.RetryInterval != want.RetryInterval {
 		t.Errorf("schedule for %+v: got %+v, want its Attempt and otherwise %+v", own, got, want)
 	}
 	for _, tt := range tests {
@@ -46,8 +46,8 @@ func TestScheduleFor(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("schedule for %+v: got\n\t%+v, want\n\t%+v", tt.granted, got, tt.want)
 		}
-		if two := got.Every + 2*(got.Attempt+got.Retry); two >= got.Valid {
-			t.Errorf("schedule for %+v: two failed requests take until %v, want less than %v", tt.granted, two, got.Valid)
+		if two := got.Interval + 2*(got.AttemptTimeout+got.RetryInterval); two >= got.Validity {
+			t.Errorf("schedule for %+v: two failed requests take until %v, want less than %v", tt.granted, two, got.Validity)
 		}
 	}
 }
@@ -244,7 +244,7 @@ func runRandomEvents(r *rand.Rand, schedule Schedule, from Instant, check func(l
 func randomSchedule(r *rand.Rand) Schedule {
 	d := func() time.Duration { return time.Duration(1 + r.IntN(6)) }
 	valid := 2 + d()
-	return Schedule{Valid: valid, Every: d(), Attempt: d(), Retry: d(), Overdue: min(d(), valid)}
+	return Schedule{Validity: valid, Interval: d(), AttemptTimeout: d(), RetryInterval: d(), OverdueAfter: min(d(), valid)}
 }
 
 // Session.run sleeps until Wake. Before that time nothing changes and no request is due; at that

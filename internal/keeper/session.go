@@ -233,7 +233,7 @@ type reply struct {
 
 // confirm makes one attempt to confirm the session.
 func (s *Session) confirm() reply {
-	ctx, cancel := context.WithTimeout(s.life, s.schedule.Attempt)
+	ctx, cancel := context.WithTimeout(s.life, s.schedule.AttemptTimeout)
 	defer cancel()
 	sent := bootclock.Now() // before the request: see the package comment
 	return reply{sent, s.store.Confirm(ctx)}

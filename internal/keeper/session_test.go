@@ -561,7 +561,7 @@ func TestOpen_slowerThanTheDeadline(t *testing.T) {
 // waits for a mutex.
 func TestSession_validityEndsOnce(t *testing.T) {
 	sent := bootclock.Now()
-	s := &Session{lease: NewLease(Schedule{Valid: time.Minute, Every: time.Minute, Overdue: time.Minute},
+	s := &Session{lease: NewLease(Schedule{Validity: time.Minute, Interval: time.Minute, OverdueAfter: time.Minute},
 		sent.Add(50*time.Millisecond-time.Minute), sent)} // with 50 ms left
 	s.lease.RequestSent(sent)
 

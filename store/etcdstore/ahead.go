@@ -26,11 +26,11 @@ type sizes struct {
 
 var defaultSizes = sizes{readAtJoin: 8, near: 8, crowd: 32}
 
-// ahead is a part of a line: the entries that joined up to a given order.
-type ahead struct {
-	entries  []contender // the newest first
-	complete bool        // there are no others
-	keys     int         // number of keys in the range of the line's entries, with those behind the order
+// linePart is a part of a line: the entries that joined up to a given order.
+type linePart struct {
+	entries  []listedEntry // the newest first
+	complete bool          // there are no others
+	keys     int           // number of keys in the range of the line's entries, with those behind the order
 	header   *pb.ResponseHeader
 }
 
@@ -39,7 +39,7 @@ type ahead struct {
 //
 // The servers sort all keys of the line for that, but outside of what they do in order for all
 // clients.
-func (s *Store) readAhead(ctx context.Context, name string, order uint64, limit int) (ahead, error) {
+func (s *Store) readAhead(ctx context.Context, name string, order uint64, limit int) (linePart, error) {
 	for ask := limit; ; ask *= 64 {
 		a, err := s.readAheadOnce(ctx, name, order, ask)
 		switch {
@@ -55,7 +55,7 @@ func (s *Store) readAhead(ctx context.Context, name string, order uint64, limit 
 	}
 }
 
-func (s *Store) readAheadOnce(ctx context.Context, name string, order uint64, limit int) (ahead, error) {
+func (s *Store) readAheadOnce(ctx context.Context, name string, order uint64, limit int) (linePart, error) {
 	from, end := s.keys.entries(name)
 	var resp *clientv3.GetResponse
 	err := s.attempt(ctx, func(ctx context.Context) (err error) {
@@ -64,15 +64,15 @@ func (s *Store) readAheadOnce(ctx context.Context, name string, order uint64, li
 		return err
 	})
 	if err != nil {
-		return ahead{}, err
+		return linePart{}, err
 	}
 	found, _ := s.keys.contenders(name, resp.Kvs)
-	slices.SortFunc(found, func(x, y contender) int { return y.compare(x) }) // ties by key
-	return ahead{entries: found, complete: !resp.More, keys: int(resp.Count), header: resp.Header}, nil
+	slices.SortFunc(found, func(x, y listedEntry) int { return y.compare(x) }) // ties by key
+	return linePart{entries: found, complete: !resp.More, keys: int(resp.Count), header: resp.Header}, nil
 }
 
 // readEntries reads all entries of a line with a linearizable read.
-func (s *Store) readEntries(ctx context.Context, name string) ([]contender, error) {
+func (s *Store) readEntries(ctx context.Context, name string) ([]listedEntry, error) {
 	a, err := s.readAhead(ctx, name, store.MaxOrder, 0)
 	return a.entries, err
 }

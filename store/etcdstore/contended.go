@@ -15,7 +15,7 @@ func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state != standing || e.contended != nil {
+	if e.state != inLine || e.contended != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(w.ctx)

@@ -33,7 +33,7 @@ func (w *lineWatch) choosePuts() bool {
 
 func (w *lineWatch) needsPutsLocked() bool {
 	for e := range w.mine {
-		if e.req.Mode == line.Shared && (e.state == joining || e.state == standing && e.blockingLocked() > 0) {
+		if e.req.Mode == line.Shared && (e.state == joining || e.state == inLine && e.blockingLocked() > 0) {
 			return true
 		}
 	}

@@ -52,11 +52,11 @@ type entry struct {
 	// The fields below are guarded by the line's mutex.
 	current        value // the value as last set
 	state          entryState
-	place          *line.Tracker // the entries ahead, while standing; nil while they are not all known
+	tracker        *line.Tracker // the entries ahead, while standing; nil while they are not all known
 	far            int           // while place is nil: at most so many entries are ahead
-	followed       *contender    // while place is nil: one of the entries ahead; nil if none is known
+	followed       *listedEntry  // while place is nil: one of the entries ahead; nil if none is known
 	following      bool          // the watch of followed is complete
-	nearer         bool          // the entry that was followed has left
+	followedLeft   bool          // the entry that was followed has left
 	changes        []change      // those received while the entry was being inserted
 	watch          int           // which watch of the line was open when the entry joined; zero for none
 	delivery       delivery.Delivery
@@ -69,9 +69,9 @@ type entry struct {
 type entryState uint8
 
 const (
-	joining  entryState = iota // being inserted
-	standing                   // in its line
-	over                       // withdrawn, gone, or never inserted
+	joining entryState = iota // being inserted
+	inLine                    // in its line
+	over                      // withdrawn, gone, or never inserted
 )
 
 // change is the deletion of an entry's key, or the downgrade of an entry.
@@ -129,7 +129,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		// Another entry was inserted after the line was read.
 		_ = e.Withdraw(bounded)
 		err = result.heldBy(e)
-	case !e.line.markStanding(e, result):
+	case !e.line.markInLine(e, result):
 		err = se.life.Err() // the session was lost, and the entry with it
 	}
 	if err != nil {
@@ -161,17 +161,17 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 // insertion is the result of inserting an entry.
 type insertion struct {
 	order  uint64
-	others []contender // the entries in the line at that revision; only some if there were many
-	many   int         // if not zero, there were many: at most so many are ahead
+	others []listedEntry // the entries in the line at that revision; only some if there were many
+	many   int           // if not zero, there were many: at most so many are ahead
 
 	limit   int   // the operator's limit of slots; zero if there is none
 	limitAt int64 // the revision at which it was read
 }
 
 // ahead returns the known entries ahead of e, in order.
-func (a insertion) ahead(e *entry) []contender {
-	ahead := slices.DeleteFunc(slices.Clone(a.others), func(c contender) bool { return c.ID == e.key || c.Order > a.order })
-	slices.SortFunc(ahead, contender.compare)
+func (a insertion) ahead(e *entry) []listedEntry {
+	ahead := slices.DeleteFunc(slices.Clone(a.others), func(c listedEntry) bool { return c.ID == e.key || c.Order > a.order })
+	slices.SortFunc(ahead, listedEntry.compare)
 	return ahead
 }
 
@@ -202,7 +202,7 @@ func (a insertion) heldBy(e *entry) *store.HeldError {
 	if len(ahead) == 0 {
 		return &store.HeldError{Name: e.req.Name}
 	}
-	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.Mode}) })
+	first := slices.IndexFunc(ahead, func(c listedEntry) bool { return !line.Admits(e.req.Mode, []line.Mode{c.Mode}) })
 	holder := storeEntry(ahead[max(0, first)])
 	return &store.HeldError{Name: e.req.Name, Holder: &holder}
 }
@@ -358,8 +358,8 @@ func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, b
 }
 
 // find looks for the entry that this call has inserted among the entries of the line.
-func (e *entry) find(cs []contender) (insertion, bool) {
-	i := slices.IndexFunc(cs, func(c contender) bool { return c.ID == e.key && string(c.Value) == e.value })
+func (e *entry) find(cs []listedEntry) (insertion, bool) {
+	i := slices.IndexFunc(cs, func(c listedEntry) bool { return c.ID == e.key && string(c.Value) == e.value })
 	if i < 0 {
 		return insertion{order: store.MaxOrder, others: cs}, false // as if it were inserted now
 	}
@@ -421,7 +421,7 @@ func (e *entry) abortEnqueue() {
 		case err == nil:
 			se.noteEpoch(resp.Responses[1].GetResponseRange().Kvs, resp.Header.Revision)
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			_ = se.leaseGone()
+			_ = se.endExpired()
 		case se.life.Err() == nil:
 			if errors.Is(err, rpctypes.ErrNoSpace) {
 				// Deleting needs no space, and attempts in flight fail for want of it. The epoch key is written later.

@@ -69,7 +69,7 @@ func withLineWatch(s store.Session, name string, f func(*lineWatch)) {
 }
 
 // LoseSession ends a session as if its lease were found to be gone.
-func LoseSession(s store.Session) { _ = s.(*session).leaseGone() }
+func LoseSession(s store.Session) { _ = s.(*session).endExpired() }
 
 // EntryRange returns the range of the keys of a line's entries, in a store without a prefix.
 func EntryRange(name string) (from, end string) { return keys{}.entries(name) }

@@ -16,15 +16,15 @@ var errOtherWatch = errors.New("the line has moved up")
 // follow watches as much of the line as the session's entries need, until a watch ends.
 func (w *lineWatch) follow(ctx context.Context) error {
 	for {
-		if w.mustLook() {
+		if w.needsRead() {
 			if _, err := w.reread(ctx); err != nil {
 				return err
 			}
 		}
 		var err error
 		w.emptyReads = 0 // none with the watch that is opened now
-		if e, ahead := w.farEntry(); e != nil {
-			err = w.watchFar(ctx, e, ahead)
+		if e, ahead := w.followingEntry(); e != nil {
+			err = w.watchFollowed(ctx, e, ahead)
 		} else {
 			err = w.watchOnce(ctx)
 		}
@@ -41,10 +41,10 @@ func (e *entry) blockingLocked() int {
 	switch {
 	case e.delivery.Admitted():
 		return 0
-	case e.place == nil:
+	case e.tracker == nil:
 		return max(1, e.far)
 	}
-	return e.place.Blocking()
+	return e.tracker.Blocking()
 }
 
 // onlyLocked returns the session's entry if it has only one that stands in the line; nil otherwise.
@@ -52,7 +52,7 @@ func (w *lineWatch) onlyLocked() *entry {
 	var only *entry
 	for e := range w.mine {
 		switch {
-		case e.state != standing:
+		case e.state != inLine:
 		case only != nil:
 			return nil
 		default:
@@ -68,7 +68,7 @@ func (w *lineWatch) rereadExtent() (last uint64, limit int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == standing {
+		if e.state == inLine {
 			last = max(last, e.order)
 		}
 	}
@@ -82,22 +82,22 @@ func (w *lineWatch) rereadExtent() (last uint64, limit int) {
 	return last, limit
 }
 
-// mustLook reports whether nothing is known of the entries ahead of the session's entry.
-func (w *lineWatch) mustLook() bool {
+// needsRead reports whether nothing is known of the entries ahead of the session's entry.
+func (w *lineWatch) needsRead() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e := w.onlyLocked()
-	return e != nil && e.place == nil && e.followed == nil && !e.nearer
+	return e != nil && e.tracker == nil && e.followed == nil && !e.followedLeft
 }
 
-// farEntry returns the session's entry, if it is the only one, and the entry far ahead that it
+// followingEntry returns the session's entry, if it is the only one, and the entry far ahead that it
 // follows; nil if the session must watch the whole line.
-func (w *lineWatch) farEntry() (e *entry, followed contender) {
+func (w *lineWatch) followingEntry() (e *entry, followed listedEntry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e = w.onlyLocked()
-	if e == nil || e.place != nil || e.followed == nil {
-		return nil, contender{}
+	if e == nil || e.tracker != nil || e.followed == nil {
+		return nil, listedEntry{}
 	}
 	return e, *e.followed
 }
@@ -106,7 +106,7 @@ func (w *lineWatch) farEntry() (e *entry, followed contender) {
 func (w *lineWatch) stopFollowing(e *entry, nearer bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e.followed, e.following, e.nearer = nil, false, nearer
+	e.followed, e.following, e.followedLeft = nil, false, nearer
 }
 
 // markFollowing records that no deletion of the followed entry can be missed any more.
@@ -116,10 +116,10 @@ func (w *lineWatch) markFollowing(e *entry) {
 	e.following = true
 }
 
-// watchFar waits until the entry ahead that e follows has left. Meanwhile e cannot be admitted, so
+// watchFollowed waits until the entry ahead that e follows has left. Meanwhile e cannot be admitted, so
 // this is all that must be known, besides that e itself is still there. The watches start at the
 // present, like that of a line, and a read covers what happened before.
-func (w *lineWatch) watchFar(ctx context.Context, e *entry, ahead contender) (err error) {
+func (w *lineWatch) watchFollowed(ctx context.Context, e *entry, ahead listedEntry) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	left := false
@@ -186,7 +186,7 @@ func (w *lineWatch) farRecheckDelay() time.Duration {
 
 // recheckFar reads the entry and the one that it follows, and reports whether the latter has left, or
 // its key is not an entry any more.
-func (w *lineWatch) recheckFar(ctx context.Context, e *entry, ahead contender) (left bool, err error) {
+func (w *lineWatch) recheckFar(ctx context.Context, e *entry, ahead listedEntry) (left bool, err error) {
 	kv, at, err := w.session.readKey(ctx, e.key)
 	if err != nil {
 		return false, err

@@ -15,7 +15,7 @@ import (
 func (w *lineWatch) watchHeld(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state != standing {
+	if e.state != inLine {
 		return
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
@@ -91,9 +91,9 @@ func (w *lineWatch) handleKey(e *entry, kv *mvccpb.KeyValue, at int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case e.state != standing || uint64(at) < e.order:
+	case e.state != inLine || uint64(at) < e.order:
 	case kv == nil || uint64(kv.CreateRevision) != e.order:
-		w.goneLocked(e, w.evicted())
+		w.goneLocked(e, w.evictedErr())
 	case kv.Lease != int64(w.session.lease):
 		w.overwrittenLocked(e)
 	}

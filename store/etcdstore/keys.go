@@ -93,7 +93,7 @@ const minLeaseDigits = 12
 
 // overwritten reports whether another client has overwritten an entry's key, which detached it from
 // its lease.
-func (k keys) overwritten(c contender) bool {
+func (k keys) overwritten(c listedEntry) bool {
 	lease := keyLease(c.ID)
 	if lease == leaseText(c.Lease) {
 		return false
@@ -173,20 +173,20 @@ func decode(b []byte) (v value, ours bool) {
 	return v, true
 }
 
-// contender is an entry as it is read from etcd. Its ID is its key, its order the key's create revision.
-type contender struct {
+// listedEntry is an entry as it is read from etcd. Its ID is its key, its order the key's create revision.
+type listedEntry struct {
 	line.Entry
 	Lease clientv3.LeaseID
 	Value []byte // undecoded: few readers need it, and decoding costs more than the rest of a read
 }
 
-func (c contender) compare(other contender) int {
+func (c listedEntry) compare(other listedEntry) int {
 	return cmp.Or(cmp.Compare(c.Order, other.Order), cmp.Compare(c.ID, other.ID))
 }
 
 // contenders returns the entries of one line among the keys that begin with its name and a slash,
 // and the keys that are not entries of any line.
-func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender, strays []string) {
+func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []listedEntry, strays []string) {
 	for _, kv := range kvs {
 		of, nonce, ok := k.parse(kv)
 		switch {
@@ -200,13 +200,13 @@ func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender
 			} else if isShared(kv.Value) { // keys without a nonce are made for exclusive entries
 				e.Mode = line.Shared
 			}
-			found = append(found, contender{e, clientv3.LeaseID(kv.Lease), kv.Value})
+			found = append(found, listedEntry{e, clientv3.LeaseID(kv.Lease), kv.Value})
 		}
 	}
 	return found, strays
 }
 
-func entries(cs []contender) []line.Entry {
+func entries(cs []listedEntry) []line.Entry {
 	es := make([]line.Entry, 0, len(cs))
 	for _, c := range cs {
 		es = append(es, c.Entry)

@@ -139,8 +139,8 @@ func (w *lineWatch) setLimit(limit int, at int64) {
 	}
 	w.limit, w.limitAt = limit, at
 	for e := range w.mine {
-		if e.state == standing && e.place != nil {
-			e.place.SetLimit(limit)
+		if e.state == inLine && e.tracker != nil {
+			e.tracker.SetLimit(limit)
 			w.deliverLocked(e)
 		}
 	}

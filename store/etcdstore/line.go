@@ -121,20 +121,20 @@ func (w *lineWatch) hasKeyLocked(key string) bool {
 	return false
 }
 
-// markStanding marks an inserted entry as standing and delivers its standing. It reports false if
+// markInLine marks an inserted entry as standing and delivers its standing. It reports false if
 // the session has ended.
-func (w *lineWatch) markStanding(e *entry, a insertion) bool {
+func (w *lineWatch) markInLine(e *entry, a insertion) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
 		return false
 	}
-	e.state = standing
+	e.state = inLine
 	e.delivery.Begin()
 	if e.far = a.many; e.far == 0 {
-		e.place = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
+		e.tracker = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
 		w.noteLimitLocked(a.limit, a.limitAt)
-		e.place.SetLimit(w.limit)
+		e.tracker.SetLimit(w.limit)
 	}
 	w.crowded = e.far > w.session.store.sizes.crowd
 	changes := e.changes
@@ -142,13 +142,13 @@ func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 	for together := range byRevision(changes) {
 		w.handleChangesLocked(e, together)
 	}
-	if e.state == standing {
+	if e.state == inLine {
 		w.deliverLocked(e)
 	}
-	if e.state == standing && e.blockingLocked() > 0 && (e.watch == 0 || e.watch != w.open || e.place == nil || w.lacksPutsLocked()) {
+	if e.state == inLine && e.blockingLocked() > 0 && (e.watch == 0 || e.watch != w.open || e.tracker == nil || w.lacksPutsLocked()) {
 		w.watchLocked()
 	}
-	if e.state == standing && e.blockingLocked() > 0 && e.req.Mode.Slots() > 0 {
+	if e.state == inLine && e.blockingLocked() > 0 && e.req.Mode.Slots() > 0 {
 		w.followLimitLocked()
 	}
 	return true
@@ -272,11 +272,11 @@ func (w *lineWatch) handleChangesLocked(e *entry, together []change) {
 	switch {
 	case e.state == joining:
 		e.changes = append(e.changes, together...)
-	case e.state != standing:
+	case e.state != inLine:
 	case slices.ContainsFunc(together, func(c change) bool { return c.deletes(e) }):
-		w.goneLocked(e, w.evicted())
+		w.goneLocked(e, w.evictedErr())
 	default:
-		if e.place == nil {
+		if e.tracker == nil {
 			// Only a read can tell how many are ahead now. A goroutine that watches the whole line reads it
 			// at once; one that follows an entry has called for no changes.
 			w.rereadNow.Set()
@@ -285,9 +285,9 @@ func (w *lineWatch) handleChangesLocked(e *entry, together []change) {
 		nearer := false
 		for _, c := range together {
 			if c.downgraded > 0 {
-				nearer = e.place.Downgraded(c.id, c.downgraded) || nearer
+				nearer = e.tracker.Downgraded(c.id, c.downgraded) || nearer
 			} else {
-				nearer = e.place.Left(c.id, c.at) || nearer
+				nearer = e.tracker.Left(c.id, c.at) || nearer
 			}
 		}
 		if nearer {
@@ -305,8 +305,8 @@ func (c change) deletes(e *entry) bool {
 func (w *lineWatch) vanished(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state == standing {
-		w.goneLocked(e, w.evicted())
+	if e.state == inLine {
+		w.goneLocked(e, w.evictedErr())
 	}
 }
 
@@ -318,7 +318,7 @@ func (w *lineWatch) overwrittenLocked(e *entry) {
 	w.session.deleteOverwritten(e)
 }
 
-func (w *lineWatch) evicted() error {
+func (w *lineWatch) evictedErr() error {
 	return fmt.Errorf("%s: %w: another client removed it, as stile break does, or its lease ended", w.session.store, store.ErrGone)
 }
 
@@ -409,7 +409,7 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.rereadNear(ctx); err != nil {
+	if _, err := w.rereadWatched(ctx); err != nil {
 		return err
 	}
 	w.markOpen()
@@ -426,12 +426,12 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 			w.handleEvents(resp.Events)
 			silence.Reset(w.recheckDelay())
 		case <-w.rereadNow:
-			if _, err := w.rereadNear(ctx); err != nil {
+			if _, err := w.rereadWatched(ctx); err != nil {
 				return err
 			}
 		case <-silence.C:
 			if w.ahead() > 0 {
-				missed, err := w.rereadNear(ctx)
+				missed, err := w.rereadWatched(ctx)
 				switch {
 				case err != nil:
 					return err
@@ -447,11 +447,11 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 	}
 }
 
-// rereadNear is reread for a goroutine that watches the whole line. It fails with errOtherWatch if the
+// rereadWatched is reread for a goroutine that watches the whole line. It fails with errOtherWatch if the
 // session's entries need another watch.
-func (w *lineWatch) rereadNear(ctx context.Context) (changed bool, err error) {
+func (w *lineWatch) rereadWatched(ctx context.Context) (changed bool, err error) {
 	changed, err = w.reread(ctx)
-	if e, _ := w.farEntry(); err == nil && (e != nil || w.lacksPuts()) {
+	if e, _ := w.followingEntry(); err == nil && (e != nil || w.lacksPuts()) {
 		err = errOtherWatch
 	}
 	return changed, err
@@ -513,7 +513,7 @@ func (w *lineWatch) ahead() int {
 	defer w.mu.Unlock()
 	least := 0
 	for e := range w.mine {
-		if e.state != standing {
+		if e.state != inLine {
 			continue
 		}
 		if n := e.blockingLocked(); n > 0 && (least == 0 || n < least) {
@@ -550,8 +550,8 @@ func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state != standing || e.order > last || !read.complete && e.order != last {
-			// It was not standing when the extent was chosen, so the read need not show it. markStanding
+		if e.state != inLine || e.order > last || !read.complete && e.order != last {
+			// It was not standing when the extent was chosen, so the read need not show it. markInLine
 			// delivers its standing, and requests another read if necessary.
 			continue
 		}
@@ -559,21 +559,21 @@ func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 		switch {
 		case !there:
 			changed = true
-			w.goneLocked(e, w.evicted())
+			w.goneLocked(e, w.evictedErr())
 		case lease != w.session.lease:
 			changed = true
 			w.overwrittenLocked(e)
 		case read.complete:
-			if e.place == nil {
-				e.place = line.NewTracker(line.Entry{ID: e.key, Order: e.order, Mode: e.req.Mode}, others)
-				e.place.SetLimit(w.limit)
+			if e.tracker == nil {
+				e.tracker = line.NewTracker(line.Entry{ID: e.key, Order: e.order, Mode: e.req.Mode}, others)
+				e.tracker.SetLimit(w.limit)
 			}
-			e.place.Reread(others)
+			e.tracker.Reread(others)
 			e.far, e.followed = 0, nil
 			changed = w.deliverLocked(e) || changed
 		default:
 			e.far = min(e.blockingLocked(), read.keys-1)
-			e.place, e.followed = nil, &read.entries[len(read.entries)-1]
+			e.tracker, e.followed = nil, &read.entries[len(read.entries)-1]
 			changed = w.deliverLocked(e) || changed
 		}
 	}

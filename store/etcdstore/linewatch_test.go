@@ -48,7 +48,7 @@ func standingEntry(n int) *entry {
 	for i := range n {
 		others = append(others, line.Entry{ID: strconv.Itoa(i), Order: uint64(i + 1)})
 	}
-	return &entry{state: standing, place: line.NewTracker(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
+	return &entry{state: inLine, tracker: line.NewTracker(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
 }
 
 // A shared entry that is overwritten counts as exclusive, because its mode is unknown. An entry
@@ -59,7 +59,7 @@ func TestLineWatch_admittedStaysAdmitted(t *testing.T) {
 		var delivered []store.Standing
 		e := &entry{
 			order:    me.Order,
-			place:    line.NewTracker(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
+			tracker:  line.NewTracker(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
 			delivery: delivery.New(func(st store.Standing) { delivered = append(delivered, st) }),
 		}
 		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})

@@ -63,7 +63,7 @@ func (e *entry) putMarker(ctx context.Context) (unreleased []store.Entry, stands
 	line, _ := s.keys.contenders(name, resp.Responses[0].GetResponseRange().Kvs)
 	unreleased = s.keys.unreleased(name, resp.Responses[1].GetResponseRange().Kvs, line)
 	if len(unreleased) > 0 {
-		stands = slices.ContainsFunc(line, func(c contender) bool { return c.ID == e.key && c.Order == e.order })
+		stands = slices.ContainsFunc(line, func(c listedEntry) bool { return c.ID == e.key && c.Order == e.order })
 		return unreleased, stands, nil
 	}
 	resp, err = s.commit(ctx, standing, put, nil)
@@ -121,11 +121,11 @@ func (k keys) marker(name string, order uint64) string {
 }
 
 // unreleased returns, in order, the entries that have left markers and are not in the line.
-func (k keys) unreleased(name string, markers []*mvccpb.KeyValue, standing []contender) []store.Entry {
+func (k keys) unreleased(name string, markers []*mvccpb.KeyValue, standing []listedEntry) []store.Entry {
 	var found []store.Entry
 	for _, kv := range markers {
 		order, err := strconv.ParseUint(strings.TrimPrefix(string(kv.Key), k.markers(name)), 10, 64)
-		if err != nil || slices.ContainsFunc(standing, func(c contender) bool { return c.Order == order }) {
+		if err != nil || slices.ContainsFunc(standing, func(c listedEntry) bool { return c.Order == order }) {
 			continue // not a marker, or its entry still stands
 		}
 		v, _ := decode(kv.Value)

@@ -38,7 +38,7 @@ func (e *entry) claimNumber(ctx context.Context) (number int, order uint64, err 
 func (e *entry) stands() bool {
 	e.line.mu.Lock()
 	defer e.line.mu.Unlock()
-	return e.state == standing
+	return e.state == inLine
 }
 
 // putClaim puts the claim of a number that is free. The transaction puts it only if no claim in the
@@ -67,7 +67,7 @@ func (e *entry) putClaim(ctx context.Context) (number int, order uint64, err err
 		if i := slices.IndexFunc(claims, func(c claim) bool { return c.entry == e.order }); i >= 0 {
 			return claims[i].number, claims[i].order, nil
 		}
-		if !slices.ContainsFunc(inLine, func(c contender) bool {
+		if !slices.ContainsFunc(inLine, func(c listedEntry) bool {
 			return c.ID == e.key && c.Order == e.order && c.Lease == e.session.lease
 		}) {
 			return 0, 0, fmt.Errorf("%w: another client removed the entry", store.ErrGone)
@@ -140,10 +140,10 @@ type claim struct {
 
 // taken returns the numbers that are claimed by entries in the line. Another client that deletes an
 // entry may leave its claim, which then counts for nothing.
-func taken(claims []claim, line []contender) []int {
+func taken(claims []claim, line []listedEntry) []int {
 	var numbers []int
 	for _, c := range claims {
-		if slices.ContainsFunc(line, func(e contender) bool { return e.Order == c.entry }) {
+		if slices.ContainsFunc(line, func(e listedEntry) bool { return e.Order == c.entry }) {
 			numbers = append(numbers, c.number)
 		}
 	}

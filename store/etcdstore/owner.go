@@ -62,7 +62,7 @@ func (e *entry) change(ctx context.Context, op string, set func(*value)) error {
 func (e *entry) setValue(set func(*value)) bool {
 	e.line.mu.Lock()
 	defer e.line.mu.Unlock()
-	if e.state != standing {
+	if e.state != inLine {
 		return false
 	}
 	set(&e.current)

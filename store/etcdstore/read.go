@@ -24,7 +24,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	if err != nil {
 		return store.Line{}, s.wrapErr("read the line", err)
 	}
-	s.fillRemaining(ctx, []store.Line{l}, [][]contender{cs})
+	s.fillRemaining(ctx, []store.Line{l}, [][]listedEntry{cs})
 	return l, nil
 }
 
@@ -38,7 +38,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 		return nil, s.wrapErr("list the lines", err)
 	}
 	lines := make([]store.Line, 0, len(names))
-	contenders := make([][]contender, 0, len(names))
+	contenders := make([][]listedEntry, 0, len(names))
 	for chunk := range slices.Chunk(names, maxReadsPerTxn/2) {
 		gets := make([]clientv3.Op, 0, 2*len(chunk))
 		for _, name := range chunk {
@@ -101,7 +101,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 }
 
 // read reads one line with a linearizable read; see [keys.buildLine].
-func (s *Store) read(ctx context.Context, name string) (store.Line, []contender, error) {
+func (s *Store) read(ctx context.Context, name string) (store.Line, []listedEntry, error) {
 	resp, err := s.commit(ctx, nil, s.lineReads(name), nil)
 	if err != nil {
 		return store.Line{}, nil, err
@@ -117,9 +117,9 @@ func (s *Store) lineReads(name string) []clientv3.Op {
 
 // buildLine makes a line of the keys that begin with its name and a slash, and its limit. The
 // contenders are in the order of the line's entries.
-func (k keys) buildLine(name string, kvs, limit []*mvccpb.KeyValue) (store.Line, []contender) {
+func (k keys) buildLine(name string, kvs, limit []*mvccpb.KeyValue) (store.Line, []listedEntry) {
 	cs, strays := k.contenders(name, kvs)
-	slices.SortFunc(cs, contender.compare)
+	slices.SortFunc(cs, listedEntry.compare)
 	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs)), Limit: parseLimit(limit)}
 	admitted := line.Admitted(entries(cs), l.Limit)
 	for i, c := range cs {
@@ -139,7 +139,7 @@ func (k keys) buildLine(name string, kvs, limit []*mvccpb.KeyValue) (store.Line,
 	return l, cs
 }
 
-func storeEntry(c contender) store.Entry {
+func storeEntry(c listedEntry) store.Entry {
 	v, ours := decode(c.Value)
 	session := leaseText(c.Lease)
 	if c.Lease == 0 { // it was overwritten
@@ -156,7 +156,7 @@ func storeEntry(c contender) store.Entry {
 
 // fillRemaining sets how long the sessions of the entries have left. To keep reads fast it queries
 // at most 256 leases and takes at most a second. Unknown values stay zero.
-func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]contender) {
+func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]listedEntry) {
 	const (
 		maxLeases = 256
 		parallel  = 8
@@ -167,10 +167,10 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 		mu        sync.Mutex
 		remaining = make(map[clientv3.LeaseID]time.Duration)
 		queries   sync.WaitGroup
-		slots     = make(chan struct{}, parallel)
+		sem       = make(chan struct{}, parallel)
 	)
 	query := func(id clientv3.LeaseID) {
-		defer func() { <-slots }()
+		defer func() { <-sem }()
 		resp, err := s.cli.TimeToLive(ctx, id)
 		if err != nil || resp.TTL <= 0 {
 			return
@@ -184,7 +184,7 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 		for _, c := range cs {
 			if c.Lease != 0 && !queried[c.Lease] && len(queried) < maxLeases {
 				queried[c.Lease] = true
-				slots <- struct{}{}
+				sem <- struct{}{}
 				queries.Go(func() { query(c.Lease) })
 			}
 		}

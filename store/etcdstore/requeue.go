@@ -43,7 +43,7 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 	case err != nil:
 	case next.order > store.MaxOrder:
 		err = beyondMaxOrder(next.order)
-	case !e.line.markStanding(next, result):
+	case !e.line.markInLine(next, result):
 		err = se.life.Err() // the session was lost, and the entry with it
 	}
 	switch {

@@ -96,7 +96,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	case err != nil:
 		return se.wrapErr(ctx, "renew the session", err)
 	case ttl <= 0:
-		return se.leaseGone()
+		return se.endExpired()
 	case time.Duration(ttl)*time.Second < se.ttl: // the leader always renews for the whole TTL
 		return fmt.Errorf("%s: the session is not confirmed: the reply to the renewal has a TTL of %d s, want %v "+
 			"(an etcd grpc-proxy replies so: connect to the cluster itself)", se.store, ttl, se.ttl)
@@ -109,7 +109,7 @@ func (se *session) Confirm(ctx context.Context) error {
 func (se *session) checkEntries(ctx context.Context) error {
 	ctx, cancel := se.life.Within(ctx)
 	defer cancel()
-	own := se.standing()
+	own := se.entriesInLine()
 	for first := true; first || len(own) > 0; first = false {
 		batch := own[:min(len(own), maxReadsPerTxn)]
 		own = own[len(batch):]
@@ -139,15 +139,15 @@ func (se *session) checkEntries(ctx context.Context) error {
 	return nil
 }
 
-// standing returns the entries that stand in lines.
-func (se *session) standing() []*entry {
+// entriesInLine returns the entries that stand in lines.
+func (se *session) entriesInLine() []*entry {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	var all []*entry
 	for _, w := range se.lines {
 		w.mu.Lock()
 		for e := range w.mine {
-			if e.state == standing {
+			if e.state == inLine {
 				all = append(all, e)
 			}
 		}
@@ -287,8 +287,8 @@ func (se *session) remove(ctx context.Context, key string, created int64, rest .
 	return r, err
 }
 
-// leaseGone ends the session because its lease does not exist any more, and returns the cause.
-func (se *session) leaseGone() error {
+// endExpired ends the session because its lease does not exist any more, and returns the cause.
+func (se *session) endExpired() error {
 	se.mu.Lock()
 	se.revoked = true
 	se.mu.Unlock()
@@ -318,7 +318,7 @@ func (se *session) finish(cause error, lost bool) {
 // wrapErr is [Store.wrapErr] for calls that were bounded by ctx and by the session's life.
 func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return se.leaseGone()
+		return se.endExpired()
 	}
 	if ended := se.life.EndedDuring(ctx); ended != nil {
 		return ended

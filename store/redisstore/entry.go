@@ -119,7 +119,7 @@ func (e *entry) join(ctx context.Context) error {
 		case word == "absent":
 			return e.replaces.absentErr(e)
 		case word == "ended":
-			return se.lost()
+			return se.endLost()
 		case word == "void":
 			return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
 		case len(words) < 3:

@@ -113,7 +113,7 @@ func TestLease_includesLastMillisecond(t *testing.T) {
 		l := rawLine{server, newName(t)}
 		l.do(t, "join", "holder.x", "3600000", "0", "nobody", "", "{}")
 		l.do(t, "join", "waiter.x", "3600000", "0", "nobody", "", "{}")
-		l.do(t, "linger", "holder.x", "20")
+		l.do(t, "detach", "holder.x", "20")
 		reply, err := server.Do(l.words(inLastMillisecond, "visit", "3600000", "", "waiter.x")...).ToArray()
 		if err != nil || len(reply) != 3 {
 			t.Fatal(reply, err)

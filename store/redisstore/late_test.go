@@ -55,7 +55,7 @@ func TestEnqueue_lateRequestAfterCloseIsVoid(t *testing.T) {
 	}
 }
 
-// A request arrives after its session has ended, and its void mark is lost too.
+// A request arrives after its session has ended, and its void mark is endLost too.
 // Promise: P5
 func TestEnqueue_lateRequestAfterSessionEnded(t *testing.T) {
 	t.Parallel()
@@ -115,7 +115,7 @@ func TestEnqueue_canceledDuringConfirmation(t *testing.T) {
 	eventually(t, "no key of the abandoned lock is left", func() bool { return len(keysOf(t, server, name)) == 0 })
 }
 
-// A break that was carried out succeeds though its first reply was lost.
+// A break that was carried out succeeds though its first reply was endLost.
 func TestBreak_replyLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -153,7 +153,7 @@ func TestWithdrawAfter_longestDuration(t *testing.T) {
 	}
 }
 
-// A server that has lost the script is sent it once per confirmation, however many operations there
+// A server that has endLost the script is sent it once per confirmation, however many operations there
 // are.
 func TestScript_sentOnceAfterFlush(t *testing.T) {
 	t.Parallel()
@@ -183,7 +183,7 @@ func TestWithdrawAfter_whileSessionCloses(t *testing.T) {
 		se := open(t, st, longTTL)
 		s := hold(t, se, name)
 		asked, closed := make(chan struct{}), make(chan struct{})
-		interceptor.next("linger", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+		interceptor.next("detach", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
 			results := failRequest
 			if carriedOut {
 				answer := send(ctx)

@@ -2,8 +2,8 @@
 --
 -- KEYS: the lock's key; the queue of waiters, by arrival; the holders, by order; the ends of all
 -- leases, in milliseconds; the information about the entries; the last order given out; the void
--- entries, which must not be put in (again); the operator's limit of slots; and for join, if it is on
--- this server, the session.
+-- entries, which must not be added (again); the operator's limit of slots; and for join and
+-- requeue, if it is on this server, the session.
 --
 -- ARGV: the operation; the command that publishes to clients, and the prefix of their channels; the
 -- channel on which changes are published, or "", and the name to publish there; then the arguments
@@ -11,7 +11,7 @@
 --
 -- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. The
 -- information about it is "client|flag|text". The flag is "l" if its client has subscribed, "t" if
--- the entry leaves at a time of its own, or empty.
+-- the entry is detached from its session, or empty.
 --
 -- An exclusive holder may become shared. The field "downgraded" of the entries is then its id: there is
 -- at most one, because the next exclusive entry is admitted when it has left.
@@ -23,10 +23,10 @@
 local K, Q, H, X, E, F, V, L, session = unpack(KEYS)
 local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
-local VOID = 600000       -- how long a void entry is remembered
-local ABANDONED = 60000   -- how long the keys are kept after all leases have ended
-local FENCE = 86400000    -- how long the last order is kept after the time that it stands for; the clock may be set back by this much
-local FOREIGN = 100       -- poll interval of the first in line while another locker, which publishes nothing, has the key
+local VOID_TTL = 600000 -- how long a void entry is remembered
+local KEYS_TTL = 60000 -- how long the keys are kept after all leases have ended
+local ORDER_TTL = 86400000 -- how long the last order is kept after the time that it stands for; the clock may be set back by this much
+local FOREIGN_POLL = 100 -- poll interval of the first in line while a foreign client, which publishes nothing, has the key
 local MAX_ORDER = 4503599627370495 -- a larger order does not fit a fencing token
 
 local time = redis.call('TIME') -- read once: before 7.2 the time advances during a script
@@ -69,9 +69,9 @@ local function parts(id) return split(redis.call('HGET', E, id)) end
 
 local NUMBER = 'number ' -- followed by the id of an entry: the field with its slot number and the order of that claim
 
--- MARK is followed by the id of the first entry that held the lock after it was free, or by that of a
+-- VALUE_PREFIX is followed by the id of the first entry that held the lock after it was free, or by that of a
 -- downgraded entry and ".s".
-local MARK = 'stile:'
+local VALUE_PREFIX = 'stile:'
 
 -- The two entries whose leases end first: they show whether the line is empty, and whether a lease
 -- has ended.
@@ -99,7 +99,7 @@ local queued = false  -- perhaps including those of waiters
 -- Returns a new order, or nothing if they are exhausted. Orders are microseconds of the server's
 -- time, or the last order plus one if that is larger. The last order is kept until the clock has
 -- passed it: if the clock was set back, smaller orders would follow otherwise.
-local function fence()
+local function next_order()
 	local last = tonumber(redis.call('GET', F) or 0)
 	if last == 0 then -- no last order: there was none, or it has expired; but entries with larger orders may still be here
 		for _, key in ipairs({ H, Q }) do
@@ -109,7 +109,7 @@ local function fence()
 	local order = math.max(last + 1, time[1] * 1000000 + time[2])
 	if order > MAX_ORDER then return nil end
 	local text = string.format('%.0f', order)
-	redis.call('SET', F, text, 'PXAT', math.floor(order / 1000) + FENCE)
+	redis.call('SET', F, text, 'PXAT', math.floor(order / 1000) + ORDER_TTL)
 	return text
 end
 
@@ -129,15 +129,15 @@ end
 
 -- Fast path: the first entry joins an empty line.
 if op == 'join' and empty and not value and not redis.call('ZSCORE', V, ARGV[6]) then
-	local id, ends, place = ARGV[6], now + ARGV[7], fence()
-	if not place then return redis.error_reply(EXHAUSTED) end
-	redis.call('SET', K, MARK .. id, 'PXAT', ends)
+	local id, ends, order = ARGV[6], now + ARGV[7], next_order()
+	if not order then return redis.error_reply(EXHAUSTED) end
+	redis.call('SET', K, VALUE_PREFIX .. id, 'PXAT', ends)
 	redis.call('ZADD', X, ends, id)
-	redis.call('ZADD', H, place, id)
-	redis.call('HSET', E, id, ARGV[9] .. '|' .. ARGV[10] .. '|' .. ARGV[11], 'held', MARK .. id)
-	for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + ABANDONED) end
+	redis.call('ZADD', H, order, id)
+	redis.call('HSET', E, id, ARGV[9] .. '|' .. ARGV[10] .. '|' .. ARGV[11], 'held', VALUE_PREFIX .. id)
+	for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + KEYS_TTL) end
 	if changes ~= '' then redis.pcall('PUBLISH', changes, name) end
-	return { 'in', place, '0' }
+	return { 'in', order, '0' }
 end
 
 -- Fast path: the only entry leaves.
@@ -149,17 +149,17 @@ end
 
 -- Fast path: the lease of the only entry is renewed.
 if op == 'visit' and not ARGV[9] then
-	local place, ms, _, flag = alone(ARGV[8]), tonumber(ARGV[6]), split(visited)
+	local order, ms, _, flag = alone(ARGV[8]), tonumber(ARGV[6]), split(visited)
 	local ends = now + ms
-	if place and flag == ARGV[7] and ms > 0 and ends >= tonumber(early[2]) then
+	if order and flag == ARGV[7] and ms > 0 and ends >= tonumber(early[2]) then
 		redis.call('PEXPIREAT', K, ends) -- first, because it needs no memory: see below
 		redis.call('ZADD', X, ends, ARGV[8])
-		-- The expiry of H is extended beyond the lease by ABANDONED, that of X and E by at least
+		-- The expiry of H is extended beyond the lease by KEYS_TTL, that of X and E by at least
 		-- half of that, so H is the first that needs an extension.
-		if redis.call('PTTL', H) < ms + ABANDONED / 2 then
-			for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + ABANDONED) end
+		if redis.call('PTTL', H) < ms + KEYS_TTL / 2 then
+			for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + KEYS_TTL) end
 		end
-		return { ARGV[6], 'in', place }
+		return { ARGV[6], 'in', order }
 	end
 end
 
@@ -176,10 +176,10 @@ if count > 0 and held and mode(held) == 'x' then kind = 'x' end
 -- a replica, the former master, is not counted and must not receive it.
 local function publish(client, message)
 	redis.set_repl(redis.REPL_NONE)
-	local heard = redis.pcall(PUBLISH, wake .. client, message)
+	local receivers = redis.pcall(PUBLISH, wake .. client, message)
 	redis.set_repl(redis.REPL_ALL)
-	if type(heard) == 'table' then return nil end
-	return heard
+	if type(receivers) == 'table' then return nil end
+	return receivers
 end
 
 local function disarm(id)
@@ -216,9 +216,9 @@ local function remove(id)
 end
 
 local function void(id)
-	redis.call('ZADD', V, now + VOID, id)
+	redis.call('ZADD', V, now + VOID_TTL, id)
 	redis.call('ZREMRANGEBYSCORE', V, '-inf', now)
-	redis.call('PEXPIRE', V, VOID)
+	redis.call('PEXPIRE', V, VOID_TTL)
 end
 
 -- Evicts an entry: removes and voids it, and notifies its client.
@@ -250,7 +250,7 @@ if held and count == 0 then
 end
 moved = moved and count > 0 -- a remaining holder may be alone now: see finish
 local foreign = value and value ~= held
-local marked = foreign and string.sub(value, 1, #MARK) == MARK -- the holders were lost
+local orphaned = foreign and string.sub(value, 1, #VALUE_PREFIX) == VALUE_PREFIX -- the holders were lost
 
 -- Returns whether an entry of mode m may be admitted beside the holders, by the rules of package
 -- line.
@@ -266,8 +266,8 @@ local function admissible(m)
 	return count < math.min(least, within(tonumber(m)))
 end
 
-local function admit(id, place)
-	redis.call('ZADD', H, place, id)
+local function admit(id, order)
+	redis.call('ZADD', H, order, id)
 	local m = mode(id)
 	if count == 0 then
 		first, kind, least = id, m, tonumber(m)
@@ -280,9 +280,9 @@ end
 
 -- Records that waiters with smaller orders were passed: they get a new order when they are
 -- admitted.
-local function pass(place)
-	past = tonumber(place)
-	redis.call('HSET', E, 'past', place)
+local function pass(order)
+	past = tonumber(order)
+	redis.call('HSET', E, 'past', order)
 end
 
 -- Admits the entries that are admissible. An entry whose client has subscribed, but did not receive
@@ -294,23 +294,23 @@ local function settle(present)
 	if empty then return false, false end
 	local at = 0
 	while true do
-		local id, place = unpack(redis.call('ZRANGE', Q, at, at, 'WITHSCORES'))
+		local id, order = unpack(redis.call('ZRANGE', Q, at, at, 'WITHSCORES'))
 		if not id then return false, at > 0 end
 		if not admissible(mode(id)) then return true end
-		local passed = tonumber(place) <= past
+		local passed = tonumber(order) <= past
 		if passed then
-			place = fence()
-			if not place then return true end
+			order = next_order()
+			if not order then return true end
 		end
 		local client, flag = parts(id)
 		if not client then
 			remove(id) -- the information about it was lost
-		elseif publish(client, 'in ' .. id .. ' ' .. place) == 0 and flag == 'l' and not (present and present[id]) then
+		elseif publish(client, 'in ' .. id .. ' ' .. order) == 0 and flag == 'l' and not (present and present[id]) then
 			at = at + 1
 		else
 			redis.call('ZREM', Q, id)
-			admit(id, place)
-			if passed or at > 0 then pass(place) end
+			admit(id, order)
+			if passed or at > 0 then pass(order) end
 			if kind == 'x' then return true end
 		end
 	end
@@ -338,18 +338,18 @@ local function finish()
 		-- A lease includes its last millisecond, and a key with an expiry of now is deleted.
 		ends = math.max(ends, now + 1)
 		if first then
-			redis.call('SET', K, MARK .. first, 'PXAT', ends)
-			redis.call('HSET', E, 'held', MARK .. first)
+			redis.call('SET', K, VALUE_PREFIX .. first, 'PXAT', ends)
+			redis.call('HSET', E, 'held', VALUE_PREFIX .. first)
 		else
 			redis.call('PEXPIREAT', K, ends)
 		end
-		redis.call('PEXPIREAT', H, ends + ABANDONED) -- H is created again for each holder
+		redis.call('PEXPIREAT', H, ends + KEYS_TTL) -- H is created again for each holder
 	end
 	if grown and far then
-		if queued then redis.call('PEXPIREAT', Q, far + ABANDONED) end
-		if redis.call('PTTL', X) < far - now + ABANDONED / 2 then
-			redis.call('PEXPIREAT', X, far + ABANDONED)
-			redis.call('PEXPIREAT', E, far + ABANDONED)
+		if queued then redis.call('PEXPIREAT', Q, far + KEYS_TTL) end
+		if redis.call('PTTL', X) < far - now + KEYS_TTL / 2 then
+			redis.call('PEXPIREAT', X, far + KEYS_TTL)
+			redis.call('PEXPIREAT', E, far + KEYS_TTL)
 		end
 	end
 	if changed and changes ~= '' then redis.pcall('PUBLISH', changes, name) end
@@ -381,8 +381,8 @@ end
 -- Returns the standing of an entry: "in" and its order, "wait" and the number ahead, or "gone" and
 -- "0".
 local function standing(id)
-	local place = redis.call('ZSCORE', H, id)
-	if place then return 'in', place end
+	local order = redis.call('ZSCORE', H, id)
+	if order then return 'in', order end
 	local rank = redis.call('ZRANK', Q, id)
 	if rank then return 'wait', tostring(ahead(id, rank)) end
 	return 'gone', '0'
@@ -399,7 +399,7 @@ local function of_other_kind(m)
 	if count > 0 then
 		kind = kind or mode(redis.call('ZRANGE', H, 0, 0)[1])
 		front = kind
-	elseif not foreign or marked then
+	elseif not foreign or orphaned then
 		local id = redis.call('ZRANGE', Q, 0, 0)[1]
 		if not id then return false end
 		front = mode(id)
@@ -407,7 +407,7 @@ local function of_other_kind(m)
 	return tonumber(front) ~= tonumber(m)
 end
 
-local function earliest() return tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2] or now + ABANDONED) end
+local function earliest() return tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2] or now + KEYS_TTL) end
 
 -- Returns the milliseconds until clients should poll again: when a lease, or the lock's key, ends.
 -- If another locker has the key, the first in line polls much earlier, because competitors poll
@@ -418,7 +418,7 @@ local function soonest(known, asking)
 	if foreign then
 		local left = redis.call('PTTL', K)
 		if left >= 0 then next = math.min(next, left) end
-		if asking[redis.call('ZRANGE', Q, 0, 0)[1]] then next = math.min(next, FOREIGN) end
+		if asking[redis.call('ZRANGE', Q, 0, 0)[1]] then next = math.min(next, FOREIGN_POLL) end
 	end
 	return string.format('%.0f', next)
 end
@@ -436,11 +436,11 @@ local function prolong(id, ms)
 end
 
 -- Notifies the armed clients that an entry has begun to wait.
-local function crowd()
+local function contended()
 	if not armed then return end
 	for id in string.gmatch(armed, '%S+') do
 		local client = parts(id)
-		if client then publish(client, 'crowd ' .. id) end
+		if client then publish(client, 'contended ' .. id) end
 	end
 	redis.call('HDEL', E, 'armed')
 	armed = false
@@ -462,8 +462,8 @@ if op == 'join' then
 		local other = of_other_kind(mode(id))
 		local may = not other and not wait and not foreign and admissible(mode(id))
 		if may or not try and not other then
-			local place = fence()
-			if not place then
+			local order = next_order()
+			if not order then
 				finish()
 				return redis.error_reply(EXHAUSTED)
 			end
@@ -471,13 +471,13 @@ if op == 'join' then
 			redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. text)
 			grown, changed = true, true
 			if may then
-				admit(id, place)
-				if aside then pass(place) end
-				reply = { 'in', place, '0' }
+				admit(id, order)
+				if aside then pass(order) end
+				reply = { 'in', order, '0' }
 			else
-				redis.call('ZADD', Q, place, id)
+				redis.call('ZADD', Q, order, id)
 				queued = true
-				crowd()
+				contended()
 				local rank = redis.call('ZCARD', Q) - 1
 				reply = { 'wait', tostring(ahead(id, rank)), soonest(now + ms, { [id] = true }) }
 			end
@@ -485,7 +485,7 @@ if op == 'join' then
 			local who = redis.call('ZRANGE', H, 0, 0, 'WITHSCORES')
 			if not who[1] then who = redis.call('ZRANGE', Q, 0, 0, 'WITHSCORES') end
 			reply = {
-				other and 'kind' or 'held', foreign and not (other and marked) and value,
+				other and 'kind' or 'held', foreign and not (other and orphaned) and value,
 				who, who[1] and redis.call('HGET', E, who[1]) or '', who[1] == downgraded and who[1] or '',
 			}
 		end
@@ -499,15 +499,15 @@ if op == 'join' then
 end
 
 -- requeue old id ms client flag text: removes an entry and puts another one in, at the end of the line.
--- Returns the standing of the new one as join does, or "absent" if the old one is not there. If the
+-- Returns the standing of the new one as join does, "ended" if the session has ended, or "absent" if the old one is not there. If the
 -- new one is in, because a request whose reply was lost has put it in, extends its lease.
 if op == 'requeue' then
 	local old, id, ms, client, flag, text = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10], ARGV[11]
 	local there, added = not empty and not redis.call('ZSCORE', V, id), false
 	if there and not prolong(id, ms) then
 		there = redis.call('ZSCORE', X, old) and (redis.call('ZSCORE', H, old) or redis.call('ZSCORE', Q, old))
-		local place = there and fence()
-		if there and not place then
+		local order = there and next_order()
+		if there and not order then
 			finish()
 			return redis.error_reply(EXHAUSTED)
 		end
@@ -515,12 +515,12 @@ if op == 'requeue' then
 			remove(old)
 			redis.call('ZADD', X, now + ms, id)
 			redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. text)
-			redis.call('ZADD', Q, place, id)
+			redis.call('ZADD', Q, order, id)
 			added, grown, queued, changed = true, true, true, true
 		end
 	end
 	settle({ [id] = true })
-	if added and not redis.call('ZSCORE', H, id) then crowd() end
+	if added and not redis.call('ZSCORE', H, id) then contended() end
 	finish()
 	if not there then return { 'absent' } end
 	local st, n = standing(id)
@@ -570,8 +570,8 @@ if op == 'leave' then
 	return left
 end
 
--- linger id ms: makes an entry leave at a time of its own. Returns whether it was there.
-if op == 'linger' then
+-- detach id ms: detaches an entry from its session: it leaves after ms. Returns whether it was there.
+if op == 'detach' then
 	local id, ms = ARGV[6], tonumber(ARGV[7])
 	local client, _, text = parts(id)
 	local there = client and redis.call('ZSCORE', X, id) and (redis.call('ZSCORE', H, id) or redis.call('ZSCORE', Q, id))
@@ -586,8 +586,8 @@ if op == 'linger' then
 	return there and 1 or 0
 end
 
--- owner id number text: changes the information about an entry, unless the entry leaves at a time of
--- its own, or a change with a larger number was made. Returns whether it was there.
+-- owner id number text: changes the information about an entry, unless the entry is detached, or a
+-- change with a larger number was made. Returns whether it was there.
 if op == 'owner' then
 	local id = ARGV[6]
 	local client, flag, text = parts(id)
@@ -601,7 +601,7 @@ if op == 'owner' then
 	return there and 1 or 0
 end
 
--- downgrade id: makes an exclusive holder shared, unless it leaves at a time of its own. Returns whether
+-- downgrade id: makes an exclusive holder shared, unless it is detached. Returns whether
 -- it was there. A client of an earlier version takes the entry for exclusive, and so admits nobody
 -- beside it.
 if op == 'downgrade' then
@@ -610,7 +610,7 @@ if op == 'downgrade' then
 	local there = flag and flag ~= 't' and redis.call('ZSCORE', H, id)
 	if there and mode(id) == 'x' then
 		downgraded, kind = id, 's'
-		held = MARK .. id .. '.s' -- the mark shows the kind, also when this entry has left before others
+		held = VALUE_PREFIX .. id .. '.s' -- the mark shows the kind, also when this entry has left before others
 		value = held
 		redis.call('SET', K, held, 'KEEPTTL')
 		redis.call('HSET', E, 'held', held, 'downgraded', id)
@@ -639,13 +639,13 @@ if op == 'number' then
 		end
 		while taken[n] do n = n + 1 end
 		if n >= within(slots) then return { 'none' } end
-		local place = fence()
-		if not place then return redis.error_reply(EXHAUSTED) end
-		known = n .. ' ' .. place
+		local order = next_order()
+		if not order then return redis.error_reply(EXHAUSTED) end
+		known = n .. ' ' .. order
 	end
 	redis.call('HSET', E, NUMBER .. id, known) -- also if it is there: see doReplicated
-	local n, place = string.match(known, '^(%d+) (%d+)$')
-	return { n, place }
+	local n, order = string.match(known, '^(%d+) (%d+)$')
+	return { n, order }
 end
 
 -- arm id: has the client notified when an entry waits behind this one. Returns whether one does
@@ -672,7 +672,7 @@ if op == 'limit' then
 	if last == change or last == expected then
 		last = change
 		redis.call('SET', L, n .. ' ' .. change) -- also if it is there: see doReplicated
-		if n == '0' then redis.call('PEXPIRE', L, VOID) end
+		if n == '0' then redis.call('PEXPIRE', L, VOID_TTL) end
 		limit, changed = nil, true
 	end
 	settle()
@@ -682,8 +682,8 @@ end
 
 -- break order: evicts the entry with that order. Returns whether there was one.
 if op == 'break' then
-	local place = ARGV[6]
-	local id = redis.call('ZRANGEBYSCORE', H, place, place)[1] or redis.call('ZRANGEBYSCORE', Q, place, place)[1]
+	local order = ARGV[6]
+	local id = redis.call('ZRANGEBYSCORE', H, order, order)[1] or redis.call('ZRANGEBYSCORE', Q, order, order)[1]
 	if id then evict(id, 'broken') end
 	settle()
 	finish()

@@ -57,7 +57,7 @@ func TestLine_manyWaiters(t *testing.T) {
 }
 
 // D14: one process may hold many locks. All are renewed with few commands for each, and none is
-// lost while more are taken.
+// endLost while more are taken.
 func TestSession_manyHolds(t *testing.T) {
 	t.Parallel()
 	const locks = 500

@@ -16,6 +16,6 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		if left <= 0 {
 			return e.leaveOperation()
 		}
-		return operation{line: e.line, op: "linger", args: []string{e.id, milliseconds(left)}}
+		return operation{line: e.line, op: "detach", args: []string{e.id, milliseconds(left)}}
 	}, true)
 }

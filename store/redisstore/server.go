@@ -29,7 +29,7 @@ var scriptSum = func() string {
 // ErrNotReplicated is matched by the error of a call whose change did not reach enough replicas in
 // time; see [Options.WaitReplicas]. Lock and the other locking methods fail with it if the session or
 // the entry was not replicated. A renewal that fails with it does not count, and is repeated like any
-// failed renewal; the holds are lost if none succeeds in time. The master may have made the change all
+// failed renewal; the holds are endLost if none succeeds in time. The master may have made the change all
 // the same.
 var ErrNotReplicated = errors.New("too few replicas have the change")
 
@@ -229,14 +229,14 @@ func (s *server) send(ctx context.Context, replicas int, requests []request) []r
 		return send(requests)
 	}
 	all := make([]reply, len(requests))
-	slots := make(chan struct{}, inFlight)
+	sem := make(chan struct{}, inFlight)
 	var working sync.WaitGroup
 	for from := 0; from < len(requests); from += size {
 		chunk := requests[from:min(from+size, len(requests))]
-		slots <- struct{}{}
+		sem <- struct{}{}
 		working.Go(func() {
 			copy(all[from:], send(chunk))
-			<-slots
+			<-sem
 		})
 	}
 	working.Wait()

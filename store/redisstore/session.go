@@ -69,7 +69,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	}}, operations)
 	renewed, err := all[0].number()
 	if err == nil && renewed == 0 {
-		return se.lost()
+		return se.endLost()
 	}
 	for i, v := range visits {
 		if _, _, e := v.apply(all[1+i]); e != nil {
@@ -140,7 +140,7 @@ func (se *session) remainingTTL(ctx context.Context) (time.Duration, error) {
 	case err != nil:
 		return 0, err
 	case ms == -2: // no such key
-		return 0, se.lost()
+		return 0, se.endLost()
 	case ms == -1: // the expiry was removed by another client
 		return se.opts.TTL, nil
 	}
@@ -245,15 +245,15 @@ func (se *session) removeAll(ctx context.Context) error {
 	return nil
 }
 
-// lost ends the session because the server does not know it anymore, and returns the error that
+// endLost ends the session because the server does not know it anymore, and returns the error that
 // says so.
-func (se *session) lost() error {
+func (se *session) endLost() error {
 	se.finish(fmt.Errorf("%s: %w: session %s was not renewed for %v, or its key was deleted or forgotten",
 		se.store, store.ErrSessionLost, se.id, se.opts.TTL), true)
 	return se.life.Err()
 }
 
-// finish ends the session's life. If the session was lost, the owners of its entries and then its
+// finish ends the session's life. If the session was endLost, the owners of its entries and then its
 // own owner are notified.
 func (se *session) finish(cause error, lost bool) {
 	var mine []*entry
@@ -278,7 +278,7 @@ func (se *session) finish(cause error, lost bool) {
 	}
 }
 
-// sweep tries once to remove what is left of a lost session.
+// sweep tries once to remove what is left of a endLost session.
 func (se *session) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts.MinTimeout)
 	defer cancel()

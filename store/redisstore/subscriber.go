@@ -16,7 +16,7 @@ import (
 
 // subscriber receives from one channel, and subscribes again whenever the subscription ends.
 type subscriber struct {
-	active atomic.Bool // the subscription is confirmed and not lost
+	active atomic.Bool // the subscription is confirmed and not endLost
 
 	cancel context.CancelFunc
 	work   sync.WaitGroup
@@ -93,7 +93,7 @@ func (s *Store) received(message string) {
 		e.update(parseStanding(words[0], words[2], e))
 	case words[0] == "gone" && len(words) == 3:
 		e.update(store.Standing{State: store.Gone, Cause: e.goneErr(words[2])})
-	case words[0] == "crowd":
+	case words[0] == "contended":
 		e.callContended()
 	}
 }

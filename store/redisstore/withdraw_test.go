@@ -37,7 +37,7 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// A reply is lost, and the repetition finds no entry. The lost request may have removed it, or
+// A reply is lost, and the repetition finds no entry. The endLost request may have removed it, or
 // another client before that: a withdrawal that returned nil might be wrong.
 // Promise: P5
 func TestWithdraw_replyLost(t *testing.T) {
@@ -124,7 +124,7 @@ func cutConnection(send func(context.Context) []rueidis.RedisResult) []rueidis.R
 	return send(ended)
 }
 
-// The request is lost on its way, so the repetition finds the entry.
+// The request is endLost on its way, so the repetition finds the entry.
 func TestWithdraw_requestLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -138,7 +138,7 @@ func TestWithdraw_requestLost(t *testing.T) {
 	}
 }
 
-// A hold has lost one of its keys. Withdrawing it, at once or later, must not succeed.
+// A hold has endLost one of its keys. Withdrawing it, at once or later, must not succeed.
 // Promise: P5
 func TestWithdraw_holdLostAKey(t *testing.T) {
 	t.Parallel()
@@ -171,7 +171,7 @@ func TestWithdrawAfter_repetitionFindsNothing(t *testing.T) {
 	st, interceptor := interceptedStore(t, server.Addr())
 	name := newName(t)
 	ticket := hold(t, open(t, st, longTTL), name)
-	interceptor.next("linger", func(_ context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+	interceptor.next("detach", func(_ context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
 		send(t.Context())
 		server.Do(append([]string{"DEL"}, redisstore.Keys("", name)...)...)
 		return cutConnection(send)

@@ -46,7 +46,7 @@ type placement struct {
 	state       placementState
 	everPresent bool // it was put in, or may have been
 	doubt       bool // a request to put it in may yet be carried out
-	grantSent   bool
+	orderSent   bool
 }
 
 type placementState uint8
@@ -68,8 +68,8 @@ func (s *Store) newClaim(name string, v value, ttl time.Duration) (*claim, error
 	return c, err
 }
 
-// obstacle is the lock that a master has instead of the claim.
-type obstacle struct {
+// existingLock is the lock that a master has instead of the claim.
+type existingLock struct {
 	value string
 	ttl   time.Duration // negative if it never expires
 }
@@ -77,10 +77,10 @@ type obstacle struct {
 // result is the outcome of an attempt to take a lock.
 type result struct {
 	won        bool
-	obstacles  []obstacle // the existing locks, one for each master that has refused because of one
-	free       int        // masters without an obstacle
-	incomplete bool       // some masters had not answered in time
-	err        error      // set if too few masters have answered
+	obstacles  []existingLock // the existing locks, one for each master that has refused because of one
+	free       int            // masters without an existingLock
+	incomplete bool           // some masters had not answered in time
+	err        error          // set if too few masters have answered
 }
 
 // vote is the answer of one master to one request for a claim.
@@ -88,7 +88,7 @@ type vote struct {
 	master  *master
 	granted bool   // the master has recorded the order
 	order   uint64 // the master has put the claim in, and this is its smallest possible order
-	refused *obstacle
+	refused *existingLock
 	err     error
 }
 
@@ -195,12 +195,12 @@ func (c *claim) takeAt(ctx context.Context, m *master, votes chan<- vote) {
 	grant := c.recordTake(m, err, taken)
 	votes <- v
 	if grant {
-		c.grant(m, votes)
+		c.recordOrder(m, votes)
 	}
 }
 
 // parseTake parses the reply of takeScript.
-func parseTake(reply rueidis.RedisMessage) (order uint64, refused *obstacle, err error) {
+func parseTake(reply rueidis.RedisMessage) (order uint64, refused *existingLock, err error) {
 	parts, err := reply.ToArray()
 	if err != nil || len(parts) == 0 {
 		return 0, nil, cmp.Or(err, errUnexpectedReply)
@@ -213,7 +213,7 @@ func parseTake(reply rueidis.RedisMessage) (order uint64, refused *obstacle, err
 	case code == 0 && len(parts) == 3:
 		value, err := parts[1].ToString()
 		left, _ := parts[2].AsInt64()
-		return 0, &obstacle{value: value, ttl: time.Duration(left) * time.Millisecond}, err
+		return 0, &existingLock{value: value, ttl: time.Duration(left) * time.Millisecond}, err
 	default:
 		return 0, nil, errUnexpectedReply
 	}
@@ -230,8 +230,8 @@ func (c *claim) recordTake(m *master, err error, taken bool) (grant bool) {
 	}
 	at.doubt = at.doubt || inDoubt(err)
 	at.everPresent = at.everPresent || taken || at.doubt
-	grant = taken && c.order != 0 && !at.grantSent && c.leaving == nil
-	at.grantSent = at.grantSent || grant
+	grant = taken && c.order != 0 && !at.orderSent && c.leaving == nil
+	at.orderSent = at.orderSent || grant
 	leaving := c.leaving
 	c.mu.Unlock()
 	if leaving != nil {
@@ -251,8 +251,8 @@ func (c *claim) decide(order uint64, votes chan<- vote) {
 		if at.state != present {
 			continue
 		}
-		at.grantSent = true
-		if !c.store.work.Start(func() { c.grant(at.master, votes) }) {
+		at.orderSent = true
+		if !c.store.work.Start(func() { c.recordOrder(at.master, votes) }) {
 			votes <- vote{master: at.master, err: errClosed}
 		}
 	}
@@ -264,10 +264,10 @@ func (c *claim) decided() bool {
 	return c.order != 0
 }
 
-// grant sends the order to a master that has the claim.
-func (c *claim) grant(m *master, votes chan<- vote) {
+// recordOrder sends the order to a master that has the claim.
+func (c *claim) recordOrder(m *master, votes chan<- vote) {
 	k := c.store.keys
-	reply, err := m.ask(c.store.life, grantScript,
+	reply, err := m.ask(c.store.life, recordOrderScript,
 		[]string{k.lock(c.name), k.fence(c.name), k.index()},
 		[]string{c.id, strconv.FormatUint(c.order, 10), millis(c.ttl), millis(fenceTTL), c.name, k.channel(c.name)})
 	mine := false

@@ -41,7 +41,7 @@ const (
 	joining  state = iota
 	waiting        // it tries to take the lock repeatedly
 	admitted       // it holds the lock, and the session renews it
-	outlives       // it holds the lock for a time of its own
+	detached       // it holds the lock for a time of its own
 	over           // the owner gets no more notifications
 )
 
@@ -63,7 +63,7 @@ type entry struct {
 	gone        error    // why it ended without a withdrawal
 	leaving     *removal // the removal of its claim or, if it was not admitted, of its last attempt
 	withdrawing bool
-	keeping     *keeping // set by withdrawAfter
+	detachment  *detachment // set by withdrawAfter
 }
 
 func newEntry(se *session, req store.Request) *entry {
@@ -222,7 +222,7 @@ func (e *entry) evict() {
 	cause := fmt.Errorf("%s: %w: no majority of the masters has it anymore", e.session.store, store.ErrGone)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.state != admitted && e.state != outlives {
+	if e.state != admitted && e.state != detached {
 		return
 	}
 	e.session.remove(e) // first: a notified owner may enqueue again
@@ -237,7 +237,7 @@ func (e *entry) sessionEnded(cause error, lost bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.stop()
-	if e.state == over || e.state == outlives {
+	if e.state == over || e.state == detached {
 		return
 	}
 	if lost {
@@ -276,7 +276,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	// its time of its own has ended, waits for the removal and returns that the entry is gone: the
 	// masters' replies may predate this call, so they do not show whether the entry stood when the
 	// call was made.
-	first := !e.withdrawing && e.leaving == nil && (e.state != outlives || time.Now().Before(e.keeping.until))
+	first := !e.withdrawing && e.leaving == nil && (e.state != detached || time.Now().Before(e.detachment.until))
 	e.withdrawing = true
 	e.state = over
 	e.delivery.Silence()

@@ -10,7 +10,7 @@ import (
 
 // Scripts are all scripts that the store runs at a master.
 var Scripts = []*rueidis.Lua{
-	takeScript, grantScript, restoreScript, renewScript, keepScript, leaveScript, readScript, namesScript,
+	takeScript, recordOrderScript, restoreScript, renewScript, keepScript, leaveScript, readScript, namesScript,
 }
 
 // Renew renews entries of a session, as does a confirmation that has begun before they were

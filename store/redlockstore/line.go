@@ -134,9 +134,9 @@ func (r result) freeAfter(s *Store) time.Duration {
 	return 2 * pollInterval
 }
 
-// holder returns the entry that is the obstacle at most masters; nil if there is none.
+// holder returns the entry that is the existingLock at most masters; nil if there is none.
 func (r result) holder() *store.Entry {
-	best, times := obstacle{}, 0
+	best, times := existingLock{}, 0
 	for _, o := range r.obstacles {
 		n := 0
 		for _, other := range r.obstacles {

@@ -9,11 +9,11 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// maxKept bounds the time of its own that an entry can get: a century.
-const maxKept = 100 * 365 * 24 * time.Hour
+// maxDetached bounds the time of its own that an entry can get: a century.
+const maxDetached = 100 * 365 * 24 * time.Hour
 
-// keeping is the time of its own that an entry was given by withdrawAfter.
-type keeping struct {
+// detachment is the time of its own that an entry was given by withdrawAfter.
+type detachment struct {
 	until time.Time
 	done  chan struct{} // closed when err is set
 	err   error
@@ -36,14 +36,14 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		defer e.mu.Unlock()
 		return e.goneErr(op, e.gone)
 	}
-	k := &keeping{until: time.Now().Add(min(d, maxKept)), done: make(chan struct{})}
-	e.state, e.keeping = outlives, k
+	k := &detachment{until: time.Now().Add(min(d, maxDetached)), done: make(chan struct{})}
+	e.state, e.detachment = detached, k
 	e.delivery.Silence()
 	e.stop()
 	e.mu.Unlock()
 	e.session.remove(e)
 
-	if !e.session.store.work.Start(func() { e.applyKeeping(k) }) {
+	if !e.session.store.work.Start(func() { e.applyDetachment(k) }) {
 		return e.session.store.wrapErr(op, errClosed)
 	}
 	select {
@@ -57,16 +57,16 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// applyKeeping repeats the request until a majority of the masters has set the time, the time is
+// applyDetachment repeats the request until a majority of the masters has set the time, the time is
 // over or the session has ended. A later call of withdrawAfter replaces it.
-func (e *entry) applyKeeping(k *keeping) {
+func (e *entry) applyDetachment(k *detachment) {
 	defer close(k.done)
 	s, c := e.session.store, e.claim
 	for {
 		left := time.Until(k.until)
 		if left <= 0 {
 			e.mu.Lock()
-			current := e.keeping == k && e.state == outlives
+			current := e.detachment == k && e.state == detached
 			if current {
 				e.state = over
 				e.leaving = c.drop()
@@ -83,18 +83,18 @@ func (e *entry) applyKeeping(k *keeping) {
 			k.err = fmt.Errorf("%w: no majority of the masters has it anymore", store.ErrGone)
 			e.evict()
 			return
-		case s.life.Err() != nil || e.session.checkAlive() != nil || !e.isKeeping(k):
+		case s.life.Err() != nil || e.session.checkAlive() != nil || !e.isCurrent(k):
 			return
 		}
 		attempts.Sleep(s.life, min(left, e.session.ttl/20))
 	}
 }
 
-// isKeeping reports whether k is still the entry's time of its own.
-func (e *entry) isKeeping(k *keeping) bool {
+// isCurrent reports whether k is still the entry's time of its own.
+func (e *entry) isCurrent(k *detachment) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.keeping == k && e.state == outlives
+	return e.detachment == k && e.state == detached
 }
 
 // keep sets how long the claim stands. kept reports whether a majority of the masters has done so,

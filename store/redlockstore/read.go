@@ -207,7 +207,7 @@ func (s *Store) addHold(l store.Line, text string, views []view) store.Line {
 			continue
 		}
 		if v.ttl < 0 {
-			v.ttl = maxKept
+			v.ttl = maxDetached
 		}
 		left = append(left, v.ttl)
 		e.Order = max(e.Order, orderOf(v.fence, id))
@@ -216,7 +216,7 @@ func (s *Store) addHold(l store.Line, text string, views []view) store.Line {
 	slices.Reverse(left)
 	if len(left) < s.quorum {
 		ends := fmt.Sprintf("it ends there within %v", left[0].Round(time.Millisecond))
-		if left[0] == maxKept {
+		if left[0] == maxDetached {
 			ends = "it never ends: delete the key there"
 		}
 		l.Remarks = append(l.Remarks, fmt.Sprintf("%d of %d masters, no majority, have an entry of session %s; %s",
@@ -226,7 +226,7 @@ func (s *Store) addHold(l store.Line, text string, views []view) store.Line {
 	if len(left) < len(views) {
 		l.Remarks = append(l.Remarks, fmt.Sprintf("session %s is at %d of %d masters", e.Session, len(left), len(s.masters)))
 	}
-	if left[s.quorum-1] != maxKept {
+	if left[s.quorum-1] != maxDetached {
 		e.Remaining = left[s.quorum-1]
 	} else if !ours {
 		l.Remarks = append(l.Remarks, fmt.Sprintf("session %s, of another client, never ends by itself", e.Session))

@@ -44,13 +44,13 @@ if order > 4503599627370495 then return redis.error_reply('ERR no fencing token 
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return {1, string.format('%.0f', order)}`)
 
-// grantScript records the hold's order, for later holders, and renews the key. A master that has
+// recordOrderScript records the hold's order, for later holders, and renews the key. A master that has
 // recorded a larger order rejects it: it may have put the hold in after another one, and too late
 // to take part in the choice of the order.
 //
 //	KEYS key, fence, index    ARGV id, order, TTL in ms, fence's TTL in ms, name, channel
 //	1 if the lock is mine and no hold has a larger order, otherwise 0
-var grantScript = rueidis.NewLuaScript(luaCommon + `
+var recordOrderScript = rueidis.NewLuaScript(luaCommon + `
 if not mine(KEYS[1], ARGV[1]) or tonumber(ARGV[2]) <= last(KEYS[2]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1], 'PX', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])

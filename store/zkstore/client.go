@@ -20,8 +20,8 @@ type client struct {
 
 // connect starts a client that requests sessions with the TTL timeout; see [transport] for once.
 // handle is called with each event by goroutines of the client, which wait for it.
-func (s *Store) connect(timeout time.Duration, once bool, handle func(zk.Event)) (*client, error) {
-	c := &client{transport: newTransport(s, timeout, once), ready: make(chan struct{})}
+func (s *Store) connect(timeout time.Duration, singleSession bool, handle func(zk.Event)) (*client, error) {
+	c := &client{transport: newTransport(s, timeout, singleSession), ready: make(chan struct{})}
 	ready := false
 	conn, _, err := zk.Connect(c.transport.servers, timeout,
 		zk.WithDialer(c.transport.dial),

@@ -8,7 +8,7 @@ func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state != standing || e.contended != nil {
+	if e.state != inLine || e.contended != nil {
 		return
 	}
 	e.contended = f
@@ -17,7 +17,7 @@ func (e *entry) notifyContended(f func()) {
 }
 
 // waitsBehind reports whether an entry behind the one at the given index is not admitted.
-func waitsBehind(cs []contender, at int) bool {
+func waitsBehind(cs []listedEntry, at int) bool {
 	for i := at + 1; i < len(cs); i++ {
 		if !line.Admits(cs[i].mode, modes(cs[:i])) {
 			return true

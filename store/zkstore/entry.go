@@ -21,7 +21,7 @@ import (
 // entry is an entry in a line, and its ticket.
 type entry struct {
 	session *session
-	line    *follower
+	line    *lineWatch
 	req     store.Request
 	guid    string
 	data    []byte
@@ -31,7 +31,7 @@ type entry struct {
 	bytes atomic.Int64
 
 	// node and order are set when the entry's node has been created.
-	node  contender
+	node  listedEntry
 	order uint64
 
 	// ended is an [ending]. unanswered counts the requests to delete the node whose outcome is
@@ -43,29 +43,29 @@ type entry struct {
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
-	arrived   int         // the number of the first read of the line that must include the entry
-	ahead     []contender // the entries ahead, as far as is known
+	arrived   int           // the number of the first read of the line that must include the entry
+	ahead     []listedEntry // the entries ahead, as far as is known
 	delivery  delivery.Delivery
-	asking    bool   // a request for whether the entry exists is in flight
+	verifying bool   // a request for whether the entry exists is in flight
 	contended func() // called when another entry waits behind this one
 }
 
 type entryState uint8
 
 const (
-	joining  entryState = iota // its node is being created
-	standing                   // in its line
-	over                       // withdrawn, gone, or never put in
+	joining entryState = iota // its node is being created
+	inLine                    // in its line
+	over                      // withdrawn, gone, or never put in
 )
 
 // ending is how an entry has ended, as far as is known.
 type ending int32
 
 const (
-	inLine    ending = iota // not known to have ended
-	withdrawn               // a request of this client removed it
-	takenOut                // another client removed it
-	either                  // one of these
+	notEnded       ending = iota // not known to have ended
+	withdrawn                    // a request of this client removed it
+	removedByOther               // another client removed it
+	either                       // one of these
 )
 
 // Enqueue implements [store.Session].
@@ -76,7 +76,7 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 		return nil, g.store.wrapErr(op, err)
 	}
 	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify), number: newClaimState()}
-	if err := g.place(ctx, e); err != nil {
+	if err := g.assignSession(ctx, e); err != nil {
 		return nil, err
 	}
 	se := e.session
@@ -124,7 +124,7 @@ func (e *entry) enter(ctx context.Context) error {
 		e.undo(ctx)
 		_, held := e.heldBy(ctx, ahead)
 		return held
-	case !e.line.markStanding(e, ahead, limit):
+	case !e.line.markInLine(e, ahead, limit):
 		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
@@ -173,7 +173,7 @@ func (e *entry) checkFree(ctx context.Context) error {
 
 // list lists a line. An exact listing includes everything that had happened when list was called. A
 // directory that does not exist is an empty line.
-func (se *session) list(ctx context.Context, dir string, exact bool) ([]contender, error) {
+func (se *session) list(ctx context.Context, dir string, exact bool) ([]listedEntry, error) {
 	children, err := se.children(ctx, dir, exact)
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, nil
@@ -203,9 +203,9 @@ var errMoved = errors.New("the connection was lost between two requests that mus
 // heldBy returns the error of a try that entries ahead block: it names the first entry that alone
 // would block it, or else the first. leaving reports whether that entry has left meanwhile, or is
 // being removed because the call of this session that created it was given up.
-func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, err error) {
+func (e *entry) heldBy(ctx context.Context, ahead []listedEntry) (leaving bool, err error) {
 	held := &store.HeldError{Name: e.req.Name}
-	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.mode}) })
+	first := slices.IndexFunc(ahead, func(c listedEntry) bool { return !line.Admits(e.req.Mode, []line.Mode{c.mode}) })
 	who := ahead[max(0, first)]
 	holder, err := readEntry(ctx, e.session.client, e.line.dir, who)
 	switch {
@@ -221,13 +221,13 @@ func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, er
 }
 
 // otherKind reports whether the first entry of the line is of another kind than this one.
-func (e *entry) otherKind(ahead []contender) bool {
+func (e *entry) otherKind(ahead []listedEntry) bool {
 	return len(ahead) > 0 && !line.SameKind(e.req.Mode, ahead[0].mode)
 }
 
 // kindErr returns the error of an entry that is refused because of the first entry of the line, with
 // what can be read of that entry.
-func (e *entry) kindErr(ctx context.Context, first contender) error {
+func (e *entry) kindErr(ctx context.Context, first listedEntry) error {
 	other, err := readEntry(ctx, e.session.client, e.line.dir, first)
 	if err != nil {
 		other = store.Entry{Mode: first.mode, Foreign: !first.ours()}
@@ -337,7 +337,7 @@ func (e *entry) setNode(c created) error {
 	if !ok {
 		return fmt.Errorf("unexpected node name %q", c.name)
 	}
-	e.node = contender{n, c.name}
+	e.node = listedEntry{n, c.name}
 	if c.stat == (stat{}) {
 		return nil // see entriesAhead
 	}
@@ -375,7 +375,7 @@ func (e *entry) recover(ctx context.Context) (found bool, err error) {
 }
 
 // entriesAhead returns the entries ahead, and completes what is known of the entry itself.
-func (e *entry) entriesAhead(ctx context.Context, children []string) ([]contender, error) {
+func (e *entry) entriesAhead(ctx context.Context, children []string) ([]listedEntry, error) {
 	if e.order == 0 {
 		st, err := attempt(ctx, e.session.client, func(int) (*zk.Stat, error) {
 			_, st, err := e.session.client.Get(join(e.line.dir, e.node.name))
@@ -396,7 +396,7 @@ func (e *entry) entriesAhead(ctx context.Context, children []string) ([]contende
 			return nil, err
 		}
 		if at = e.in(cs); at < 0 {
-			return nil, e.line.evicted()
+			return nil, e.line.evictedErr()
 		}
 	}
 	for _, c := range cs {
@@ -408,7 +408,7 @@ func (e *entry) entriesAhead(ctx context.Context, children []string) ([]contende
 }
 
 // unseenErr returns the error of an entry in whose line another client does not see it.
-func (e *entry) unseenErr(c contender) error {
+func (e *entry) unseenErr(c listedEntry) error {
 	theirs, option := curatorOf(!e.session.store.readWrite)
 	return fmt.Errorf("a client uses Curator's %s on %s (%s), which does not see the entries of this store: open the store %s",
 		theirs, e.line.dir, c.name, option)
@@ -472,7 +472,7 @@ func (e *entry) recordEnding(why ending) {
 	if why == withdrawn {
 		e.ended.Store(int32(withdrawn))
 	} else {
-		e.ended.CompareAndSwap(int32(inLine), int32(why))
+		e.ended.CompareAndSwap(int32(notEnded), int32(why))
 	}
 	e.releaseBytes()
 }
@@ -500,7 +500,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 		if !errors.Is(err, zk.ErrNoNode) {
 			return struct{}{}, err
 		}
-		end := takenOut
+		end := removedByOther
 		if e.unanswered.Load() > 0 {
 			end = either
 		}
@@ -527,7 +527,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	op := "leave the line"
 	e.line.detach(e)
 	before := ending(e.ended.Load())
-	if before == inLine {
+	if before == notEnded {
 		if err := se.life.Err(); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrGone, err) // the servers delete it with the session
 		}
@@ -548,7 +548,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		return fmt.Errorf("%s: %s: %w: the first request was not answered and the next found no entry: the first may have "+
 			"removed it, or another client had broken it", se.store, op, store.ErrNotKnown)
 	default:
-		return e.line.evicted()
+		return e.line.evictedErr()
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 // SetPatience sets how long calls without a session wait for servers, and the interval at which the
 // store checks for changes without an event. It must be called before the store is used.
 func (s *Store) SetPatience(patience, rarely time.Duration) {
-	s.patience, s.recheckInterval, s.resyncInterval = patience, rarely, rarely
+	s.callTimeout, s.recheckInterval, s.resyncInterval = patience, rarely, rarely
 }
 
 // SetSessionBytes sets the limit for what the end of one session may write. It must be called

@@ -141,9 +141,9 @@ func (g *group) lose(lost *session, cause error) {
 	}
 }
 
-// place finds a session with room for one more entry, opening one if there is none, and registers
+// assignSession finds a session with room for one more entry, opening one if there is none, and registers
 // the entry in its line there.
-func (g *group) place(ctx context.Context, e *entry) error {
+func (g *group) assignSession(ctx context.Context, e *entry) error {
 	for {
 		o, err := g.tryPlace(e)
 		if o == nil {

@@ -97,11 +97,11 @@ func (se *session) limitChanged(dir string) {
 }
 
 // followLimit reads the limit of the line if slots wait and it may have changed, and watches it.
-func (w *follower) followLimit() error {
+func (w *lineWatch) followLimit() error {
 	w.mu.Lock()
 	wanted := false
 	for e := range w.mine {
-		wanted = wanted || e.state == standing && e.req.Mode.Slots() > 0 && e.blocking() > 0
+		wanted = wanted || e.state == inLine && e.req.Mode.Slots() > 0 && e.blocking() > 0
 	}
 	if !wanted || !w.limitStale {
 		w.mu.Unlock()
@@ -111,7 +111,7 @@ func (w *follower) followLimit() error {
 	w.mu.Unlock()
 
 	path := join(w.dir, limitNode)
-	limit, err := limited(w.session, w.session.readings, func() (int, error) {
+	limit, err := withSem(w.session, w.session.readings, func() (int, error) {
 		// A watch that can also be set if there is no node. It comes first: a later change is an event.
 		if _, _, err := w.session.client.Exists(watched(path)); err != nil {
 			return 0, err
@@ -127,7 +127,7 @@ func (w *follower) followLimit() error {
 	}
 	w.limit = limit
 	for e := range w.mine {
-		if e.state == standing && !e.delivery.Admitted() {
+		if e.state == inLine && !e.delivery.Admitted() {
 			w.advanceLocked(e, true)
 		}
 	}

@@ -30,8 +30,8 @@ const (
 	maxInFlight = 16
 )
 
-// follower follows one line for a session's entries in it.
-type follower struct {
+// lineWatch follows one line for a session's entries in it.
+type lineWatch struct {
 	session *session
 	name    string
 	dir     string
@@ -64,7 +64,7 @@ func (se *session) join(e *entry, size int64) error {
 	e.bytes.Store(size)
 	w := se.lines[dir]
 	if w == nil {
-		w = &follower{
+		w = &lineWatch{
 			session: se, name: e.req.Name, dir: dir,
 			wakeup: work.NewSignal(),
 			mine:   make(map[*entry]struct{}),
@@ -81,9 +81,9 @@ func (se *session) join(e *entry, size int64) error {
 	return nil
 }
 
-// markStanding records that an entry is in the line, because its node has been created, and
+// markInLine records that an entry is in the line, because its node has been created, and
 // delivers its standing. It returns false if the session has ended meanwhile.
-func (w *follower) markStanding(e *entry, ahead []contender, limit int) bool {
+func (w *lineWatch) markInLine(e *entry, ahead []listedEntry, limit int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
@@ -93,7 +93,7 @@ func (w *follower) markStanding(e *entry, ahead []contender, limit int) bool {
 		w.limit, w.limitStale = limit, true // for the entries that joined before
 		w.wakeLocked()
 	}
-	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
+	e.state, e.arrived, e.ahead = inLine, w.readings+1, ahead
 	e.delivery.Begin()
 	w.session.requestOwnWatch(e.path())
 	w.deliverLocked(e)
@@ -108,11 +108,11 @@ func (w *follower) markStanding(e *entry, ahead []contender, limit int) bool {
 }
 
 // stands reports whether an entry of this session is in the line.
-func (w *follower) stands(order uint64) bool {
+func (w *lineWatch) stands(order uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == standing && e.order == order {
+		if e.state == inLine && e.order == order {
 			return true
 		}
 	}
@@ -120,7 +120,7 @@ func (w *follower) stands(order uint64) bool {
 }
 
 // detach ends deliveries to an entry that its owner has withdrawn.
-func (w *follower) detach(e *entry) {
+func (w *lineWatch) detach(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -131,8 +131,8 @@ func (w *follower) detach(e *entry) {
 }
 
 // dropEntryLocked removes an entry from the follower.
-func (w *follower) dropEntryLocked(e *entry) {
-	if e.state == standing {
+func (w *lineWatch) dropEntryLocked(e *entry) {
+	if e.state == inLine {
 		w.session.own.forget(e.path())
 	}
 	e.state, e.contended = over, nil
@@ -142,7 +142,7 @@ func (w *follower) dropEntryLocked(e *entry) {
 
 // retireLocked drops a follower without entries. The caller holds the mutexes of the session and
 // the follower.
-func (w *follower) retireLocked() {
+func (w *lineWatch) retireLocked() {
 	if len(w.mine) > 0 {
 		return
 	}
@@ -154,7 +154,7 @@ func (w *follower) retireLocked() {
 
 // close ends the follower with its session. If that was lost, the owners of the entries are
 // notified.
-func (w *follower) close(cause error, lost bool) {
+func (w *lineWatch) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stop()
@@ -177,7 +177,7 @@ func (e *entry) blocking() int {
 }
 
 // deliverLocked delivers an entry's standing.
-func (w *follower) deliverLocked(e *entry) {
+func (w *lineWatch) deliverLocked(e *entry) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
 	if n := e.blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
@@ -190,15 +190,15 @@ func (w *follower) deliverLocked(e *entry) {
 // transaction may delete all nodes of a line, and the server sends the events one after another.
 // exactly is set if the change comes from a read, which may have used another connection and shown
 // an old state.
-func (w *follower) advanceLocked(e *entry, exactly bool) {
+func (w *lineWatch) advanceLocked(e *entry, fromRead bool) {
 	if e.blocking() > 0 || e.delivery.Admitted() {
 		w.deliverLocked(e)
 		return
 	}
-	if !e.asking {
-		e.asking = true
+	if !e.verifying {
+		e.verifying = true
 		connection := w.session.connection.Load()
-		w.session.life.Start(func() { w.verifyTurn(e, exactly, connection) })
+		w.session.life.Start(func() { w.verifyTurn(e, fromRead, connection) })
 	}
 }
 
@@ -208,13 +208,13 @@ func (w *follower) advanceLocked(e *entry, exactly bool) {
 // a leader that the others have left, at which a session with waiters only is confirmed; see
 // session.checkAlive.
 // So this takes a transaction, like the confirmations that come after.
-func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
+func (w *lineWatch) verifyTurn(e *entry, fromRead bool, connection int64) {
 	se := w.session
 	var there bool
 	for {
 		var err error
-		there, err = limited(se, se.asks, func() (bool, error) {
-			if exactly {
+		there, err = withSem(se, se.asks, func() (bool, error) {
+			if fromRead {
 				if err := se.client.commitEmpty(); err != nil {
 					return false, err
 				}
@@ -229,26 +229,26 @@ func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 		if err == nil && now == connection {
 			break
 		}
-		exactly, connection = true, now
+		fromRead, connection = true, now
 		if err != nil {
 			attempts.Sleep(se.life.Context(), firstPause)
 		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e.asking = false
+	e.verifying = false
 	switch {
-	case e.state != standing:
+	case e.state != inLine:
 	case !there:
-		w.goneLocked(e, w.evicted())
+		w.goneLocked(e, w.evictedErr())
 	default:
 		w.deliverLocked(e)
 	}
 }
 
 // goneLocked ends an entry that is no longer in the line, and delivers that.
-func (w *follower) goneLocked(e *entry, cause error) {
-	e.recordEnding(takenOut)
+func (w *lineWatch) goneLocked(e *entry, cause error) {
+	e.recordEnding(removedByOther)
 	if e.number.mayExist() {
 		w.session.life.Start(e.removeClaim) // the client that removed the entry may have left it
 	}
@@ -256,12 +256,12 @@ func (w *follower) goneLocked(e *entry, cause error) {
 	w.dropEntryLocked(e)
 }
 
-func (w *follower) evicted() error {
+func (w *lineWatch) evictedErr() error {
 	return fmt.Errorf("%s: %w: another client removed it, as stile break does, or its session ended", w.session.store, store.ErrGone)
 }
 
 // lineOf returns the follower of the directory dir; nil if the session has no entry there.
-func (se *session) lineOf(dir string) *follower {
+func (se *session) lineOf(dir string) *lineWatch {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	return se.lines[dir]
@@ -280,18 +280,18 @@ func (se *session) holds() bool {
 	return false
 }
 
-func (w *follower) holds() bool {
+func (w *lineWatch) holds() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == joining || e.delivery.Admitted() || e.asking {
+		if e.state == joining || e.delivery.Admitted() || e.verifying {
 			return true
 		}
 	}
 	return false
 }
 
-// nodeGone handles the deletion of a node; read is as for handleDeparture.
+// nodeGone handles the deletion of a node; read is as for handleRemoval.
 func (se *session) nodeGone(path string, read bool) {
 	dir, name := split(path)
 	se.mu.Lock()
@@ -299,7 +299,7 @@ func (se *session) nodeGone(path string, read bool) {
 	w := se.lines[dir]
 	se.mu.Unlock()
 	if w != nil {
-		w.handleDeparture(name, read)
+		w.handleRemoval(name, read)
 	}
 }
 
@@ -316,11 +316,11 @@ func (se *session) watchFired(path string) {
 }
 
 // watchFired requests a new watch of a node, if an entry needs it.
-func (w *follower) watchFired(name string) {
+func (w *lineWatch) watchFired(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == standing && e.node.name == name {
+		if e.state == inLine && e.node.name == name {
 			w.session.requestOwnWatch(e.path())
 		}
 	}
@@ -342,7 +342,7 @@ func (se *session) childrenChanged(dir string) {
 func (se *session) reconnected() {
 	se.mu.Lock()
 	clear(se.watched)
-	lines := make([]*follower, 0, len(se.lines))
+	lines := make([]*lineWatch, 0, len(se.lines))
 	for _, w := range se.lines {
 		lines = append(lines, w)
 	}
@@ -354,12 +354,12 @@ func (se *session) reconnected() {
 
 // reconnected is [session.reconnected] for one line. For an admitted entry it reads nothing: only
 // the entry's own node matters.
-func (w *follower) reconnected() {
+func (w *lineWatch) reconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.watched, w.limitStale = false, true
 	for e := range w.mine {
-		if e.state != standing {
+		if e.state != inLine {
 			continue
 		}
 		w.session.requestOwnWatch(e.path())
@@ -368,25 +368,25 @@ func (w *follower) reconnected() {
 	w.wakeLocked()
 }
 
-// handleDeparture updates the entries after a departure, of another entry or their own. No entry
+// handleRemoval updates the entries after a departure, of another entry or their own. No entry
 // can join ahead of an entry. So an entry that knows all entries ahead is next when all have left,
 // and the line need not be read. read is set if a request found the departure, which may then be
 // old; an event is new.
-func (w *follower) handleDeparture(name string, read bool) {
+func (w *lineWatch) handleRemoval(name string, read bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state != standing {
+		if e.state != inLine {
 			continue
 		}
 		if e.node.name == name {
-			w.goneLocked(e, w.evicted())
+			w.goneLocked(e, w.evictedErr())
 			continue
 		}
-		at := slices.IndexFunc(e.ahead, func(c contender) bool { return c.name == name })
+		at := slices.IndexFunc(e.ahead, func(c listedEntry) bool { return c.name == name })
 		switch {
 		case at < 0:
-		case e.ahead[at].mayReturn():
+		case e.ahead[at].mayBeReplaced():
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
@@ -397,14 +397,14 @@ func (w *follower) handleDeparture(name string, read bool) {
 }
 
 // wake wakes the goroutine that follows the line, if it runs.
-func (w *follower) wake() {
+func (w *lineWatch) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.wakeLocked()
 }
 
 // followLocked starts the goroutine that follows the line, or wakes it.
-func (w *follower) followLocked() {
+func (w *lineWatch) followLocked() {
 	if !w.following {
 		w.following = true
 		w.session.life.Start(w.run)
@@ -413,7 +413,7 @@ func (w *follower) followLocked() {
 }
 
 // wakeLocked wakes the goroutine that follows the line, if it runs.
-func (w *follower) wakeLocked() {
+func (w *lineWatch) wakeLocked() {
 	if w.following {
 		w.wakeup.Set()
 	}
@@ -421,7 +421,7 @@ func (w *follower) wakeLocked() {
 
 // run follows the line until the follower is dropped: it sets the watches that entries need, and
 // reads the line if an event may have been missed. The handling of events does not wait for it.
-func (w *follower) run() {
+func (w *lineWatch) run() {
 	ticker := time.NewTicker(w.session.store.recheckInterval)
 	defer ticker.Stop()
 	for {
@@ -446,7 +446,7 @@ func (w *follower) run() {
 	}
 }
 
-func (w *follower) catchUp() error {
+func (w *lineWatch) catchUp() error {
 	if err := w.reread(); err != nil {
 		return err
 	}
@@ -456,7 +456,7 @@ func (w *follower) catchUp() error {
 	return w.watchNodes()
 }
 
-func (w *follower) waiting() bool {
+func (w *lineWatch) waiting() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
@@ -469,23 +469,23 @@ func (w *follower) waiting() bool {
 
 // wanted returns the nodes to watch besides the entries' own: the nearest ahead that block an
 // entry. everything is set if that is not enough and the directory must be watched.
-func (w *follower) wanted() (names []string, everything bool) {
+func (w *lineWatch) wanted() (names []string, everything bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.wantedLocked()
 }
 
-func (w *follower) wantedLocked() (names []string, everything bool) {
+func (w *lineWatch) wantedLocked() (names []string, everything bool) {
 	everything = w.unreadable
 	for e := range w.mine {
-		if e.state != standing {
+		if e.state != inLine {
 			continue
 		}
 		everything = everything || e.contended != nil
 		if e.blocking() == 0 || w.unreadable {
 			continue
 		}
-		blockers := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
+		blockers := slices.DeleteFunc(slices.Clone(e.ahead), func(c listedEntry) bool {
 			return e.req.Mode.Slots() == 0 && line.Admits(e.req.Mode, []line.Mode{c.mode})
 		})
 		if over := len(blockers) - maxWatchedAhead; over > 0 {
@@ -502,7 +502,7 @@ func (w *follower) wantedLocked() (names []string, everything bool) {
 
 // watchNodes sets the missing watches: one for each node, however many entries need it. The client
 // library cannot cancel watches, so they stay as long as their nodes, or the connection.
-func (w *follower) watchNodes() error {
+func (w *lineWatch) watchNodes() error {
 	names, everything := w.wanted()
 	se := w.session
 	se.mu.Lock()
@@ -535,9 +535,9 @@ func (w *follower) watchNodes() error {
 	return nil
 }
 
-func (w *follower) watchNode(name string) error {
+func (w *lineWatch) watchNode(name string) error {
 	path := join(w.dir, name)
-	_, err := limited(w.session, w.session.readings, func() (struct{}, error) {
+	_, err := withSem(w.session, w.session.readings, func() (struct{}, error) {
 		// Not exists, which would leave a watch on a deleted node whose name is never used again.
 		_, _, err := w.session.client.Get(watched(path))
 		return struct{}{}, err
@@ -562,7 +562,7 @@ func (w *follower) watchNode(name string) error {
 }
 
 // reread reads the line, if that is necessary, and corrects what is known of it.
-func (w *follower) reread() error {
+func (w *lineWatch) reread() error {
 	_, everything := w.wanted()
 	w.mu.Lock()
 	if !w.stale {
@@ -579,7 +579,7 @@ func (w *follower) reread() error {
 	if watch {
 		path = watched(path)
 	}
-	children, err := limited(w.session, w.session.readings, func() ([]string, error) {
+	children, err := withSem(w.session, w.session.readings, func() ([]string, error) {
 		children, _, err := w.session.client.Children(path)
 		return children, err
 	})
@@ -597,14 +597,14 @@ func (w *follower) reread() error {
 
 // applyLocked updates the entries with a read of the line. The read says nothing about entries that
 // may have been created since it began.
-func (w *follower) applyLocked(cs []contender, reading int) {
+func (w *lineWatch) applyLocked(cs []listedEntry, reading int) {
 	for e := range w.mine {
-		if e.state != standing || e.arrived > reading {
+		if e.state != inLine || e.arrived > reading {
 			continue
 		}
 		at := e.in(cs)
 		if at < 0 {
-			w.goneLocked(e, w.evicted())
+			w.goneLocked(e, w.evictedErr())
 			continue
 		}
 		e.updateAhead(cs[:at])
@@ -617,14 +617,14 @@ func (w *follower) applyLocked(cs []contender, reading int) {
 }
 
 // in returns the entry's index in a read of the line; -1 if it is missing.
-func (e *entry) in(cs []contender) int {
-	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
+func (e *entry) in(cs []listedEntry) int {
+	return slices.IndexFunc(cs, func(c listedEntry) bool { return c.name == e.node.name })
 }
 
 // updateAhead updates the known entries ahead with a read. The read may be older than the last
 // event: it was in flight already, or a server that lags behind answered it after a reconnection.
 // But an entry that has left does not come back, and an admitted entry stays admitted.
-func (e *entry) updateAhead(ahead []contender) {
+func (e *entry) updateAhead(ahead []listedEntry) {
 	if e.delivery.Admitted() {
 		return
 	}
@@ -632,15 +632,15 @@ func (e *entry) updateAhead(ahead []contender) {
 	for _, c := range e.ahead {
 		known[c.name] = true
 	}
-	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayReplace() })
+	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c listedEntry) bool { return !known[c.name] && !c.mayBeReplacement() })
 }
 
-// limited makes a request for an entry in a line when fewer than cap(places) such requests are in
+// withSem makes a request for an entry in a line when fewer than cap(places) such requests are in
 // flight.
-func limited[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
+func withSem[T any](se *session, sem chan struct{}, request func() (T, error)) (T, error) {
 	select {
-	case places <- struct{}{}:
-		defer func() { <-places }()
+	case sem <- struct{}{}:
+		defer func() { <-sem }()
 	case <-se.life.Context().Done(): // ask returns the cause
 	}
 	return ask(se.life.Context(), request)

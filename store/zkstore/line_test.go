@@ -47,7 +47,7 @@ func (lt *lineTest) newEntry(mode line.Mode) *entry {
 func (e *entry) join(listing ...string) {
 	cs := contenders(listing)
 	e.node = cs[len(cs)-1]
-	e.line.markStanding(e, cs[:len(cs)-1], 0)
+	e.line.markInLine(e, cs[:len(cs)-1], 0)
 }
 
 // A Curator writer becomes a reader, and leaves as a writer, while a read is in flight that was
@@ -61,7 +61,7 @@ func TestFollower_readBeforeDowngrade(t *testing.T) {
 	e.join(writer, own)
 
 	e.line.readings++
-	e.line.handleDeparture(writer, false)
+	e.line.handleRemoval(writer, false)
 	e.line.applyLocked(contenders([]string{writer, own}), e.line.readings)
 	if !e.delivery.Waiting() || !e.line.stale {
 		t.Errorf("got states %v and stale %v, want Waiting and true", lt.delivered[e], e.line.stale)
@@ -82,13 +82,13 @@ func TestFollower_readBeforeEntry(t *testing.T) {
 	a.line.readings++ // as reread does before its request
 	b.join(first, second)
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
-	if a.state != standing || b.state != standing {
+	if a.state != inLine || b.state != inLine {
 		t.Errorf("old read: got states %v and %v, want both admitted", lt.delivered[a], lt.delivered[b])
 	}
 
 	a.line.readings++
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
-	if a.state != standing || b.state != over || !slices.Equal(lt.delivered[b], []store.State{store.Admitted, store.Gone}) {
+	if a.state != inLine || b.state != over || !slices.Equal(lt.delivered[b], []store.State{store.Admitted, store.Gone}) {
 		t.Errorf("later read: got states %v and %v, want the second gone", lt.delivered[a], lt.delivered[b])
 	}
 }
@@ -104,7 +104,7 @@ func TestFollower_readShowsDepartedEntry(t *testing.T) {
 	e := lt.newEntry(line.Exclusive)
 	e.join(first, second, own)
 	e.line.readings++
-	e.line.handleDeparture(second, false)
+	e.line.handleRemoval(second, false)
 	e.line.applyLocked(contenders([]string{first, second, own}), e.line.readings)
 	if len(e.ahead) != 1 || e.ahead[0].name != first {
 		t.Errorf("entries ahead: got %v, want only the first", e.ahead)

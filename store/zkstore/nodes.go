@@ -16,7 +16,7 @@ import (
 // node is a parsed name of an entry's node.
 type node struct {
 	guid     string // of Curator's form, 36 characters; empty if there is none
-	mark     string // how the part before the digits ends
+	suffix   string // how the part before the digits ends
 	mode     line.Mode
 	sequence int64
 	digits   int // how many characters at the end of the name are the sequence number
@@ -92,7 +92,7 @@ func parseNode(name string) (node, bool) {
 		if err != nil {
 			return node{}, false
 		}
-		n.mark, n.sequence = mark, sequence
+		n.suffix, n.sequence = mark, sequence
 		n.setForm(form)
 		return n, true
 	}
@@ -106,7 +106,7 @@ func (n *node) setForm(form string) {
 	}
 	slots, isSlot := strings.CutPrefix(form, slotForm)
 	switch {
-	case n.mark == markRead, n.mark == markKazooReader, n.ours() && form == sharedForm:
+	case n.suffix == markRead, n.suffix == markKazooReader, n.ours() && form == sharedForm:
 		n.mode = line.Shared
 	case n.ours() && isSlot:
 		var mode line.Mode
@@ -122,45 +122,45 @@ func (n node) ours() bool { return len(n.guid) == guidLength && n.guid[14] == '8
 // byCurator reports whether Curator created the node.
 func (n node) byCurator() bool { return n.guid != "" && !n.ours() }
 
-// mayReturn reports whether another entry may replace this one when it is deleted: a Curator writer
+// mayBeReplaced reports whether another entry may replace this one when it is deleted: a Curator writer
 // (5.5 and later) that becomes a reader creates a node with its own number.
-func (n node) mayReturn() bool { return n.mark == markWrite && n.byCurator() }
+func (n node) mayBeReplaced() bool { return n.suffix == markWrite && n.byCurator() }
 
-// mayReplace reports whether this entry may have replaced one for which mayReturn is true.
-func (n node) mayReplace() bool { return n.mark == markRead && n.byCurator() }
+// mayBeReplacement reports whether this entry may have replaced one for which mayBeReplaced is true.
+func (n node) mayBeReplacement() bool { return n.suffix == markRead && n.byCurator() }
 
 // unseen reports whether the client that created the entry does not see ours: Curator's two kinds
 // of locks see only entries of their own kind.
 func (n node) unseen(readWrite bool) bool {
 	if readWrite {
-		return n.byCurator() && n.mark == markLock
+		return n.byCurator() && n.suffix == markLock
 	}
-	return n.byCurator() && (n.mark == markRead || n.mark == markWrite)
+	return n.byCurator() && (n.suffix == markRead || n.suffix == markWrite)
 }
 
-// contender is an entry in a listing of the directory.
-type contender struct {
+// listedEntry is an entry in a listing of the directory.
+type listedEntry struct {
 	node
 	name string // of the node
 }
 
-func (c contender) compare(other contender) int {
+func (c listedEntry) compare(other listedEntry) int {
 	return cmp.Or(cmp.Compare(c.sequence, other.sequence), cmp.Compare(c.name, other.name))
 }
 
 // contenders returns the entries among the children of a directory, in the order of the line.
-func contenders(children []string) []contender {
-	found := make([]contender, 0, len(children))
+func contenders(children []string) []listedEntry {
+	found := make([]listedEntry, 0, len(children))
 	for _, name := range children {
 		if n, ok := parseNode(name); ok {
-			found = append(found, contender{n, name})
+			found = append(found, listedEntry{n, name})
 		}
 	}
-	slices.SortFunc(found, contender.compare)
+	slices.SortFunc(found, listedEntry.compare)
 	return found
 }
 
-func modes(cs []contender) []line.Mode {
+func modes(cs []listedEntry) []line.Mode {
 	ms := make([]line.Mode, 0, len(cs))
 	for _, c := range cs {
 		ms = append(ms, c.mode)

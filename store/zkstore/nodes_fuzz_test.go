@@ -33,7 +33,7 @@ func FuzzParseNode(f *testing.F) {
 			return
 		}
 		before := name[:len(name)-n.digits]
-		if !strings.HasSuffix(before, n.mark) || n.mark == "" {
+		if !strings.HasSuffix(before, n.suffix) || n.suffix == "" {
 			t.Fatalf("%q is parsed as %+v: its mark does not precede the number", name, n)
 		}
 		want := n
@@ -41,7 +41,7 @@ func FuzzParseNode(f *testing.F) {
 		if next, ok := parseNode(before + "0000000042"); !ok || next != want {
 			t.Errorf("%q is parsed as %+v, and with another number as %+v", name, n, next)
 		}
-		reads := n.mark == markRead || n.mark == markKazooReader
+		reads := n.suffix == markRead || n.suffix == markKazooReader
 		if n.ours() && n.byCurator() || reads && n.mode != line.Shared || !reads && !n.ours() && n.mode != line.Exclusive {
 			t.Errorf("%q is parsed as %+v", name, n)
 		}

@@ -67,7 +67,7 @@ func TestNodePrefix_roundTrip(t *testing.T) {
 			if !ok || n.guid != guid || n.mode != mode || n.sequence != 42 || !n.ours() || n.byCurator() {
 				t.Errorf("mode %v, ReadWrite %v: parsed as %+v, %v", mode, readWrite, n, ok)
 			}
-			if n.unseen(true) || n.unseen(false) || n.mayReturn() {
+			if n.unseen(true) || n.unseen(false) || n.mayBeReplaced() {
 				t.Errorf("mode %v, ReadWrite %v: treated like an entry of Curator", mode, readWrite)
 			}
 		}
@@ -84,7 +84,7 @@ func TestContenders_equalNumbers(t *testing.T) {
 	if len(cs) != 3 || cs[2].sequence != 8 {
 		t.Fatalf("contenders: got %+v, want 3 with the number 8 last", cs)
 	}
-	if !cs[0].mayReturn() && !cs[1].mayReturn() {
+	if !cs[0].mayBeReplaced() && !cs[1].mayBeReplaced() {
 		t.Errorf("mayReturn is false for both of %+v", cs)
 	}
 }
@@ -106,7 +106,7 @@ func TestEntry_check(t *testing.T) {
 		{"a transaction beyond MaxOrder", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "a fencing token can be made"},
 		{"a negative transaction", stat{czxid: -1, owner: 7}, 3, "a fencing token can be made"},
 	} {
-		e := &entry{session: se, line: &follower{dir: "/a"}, node: contender{node: node{sequence: tt.sequence}}}
+		e := &entry{session: se, line: &lineWatch{dir: "/a"}, node: listedEntry{node: node{sequence: tt.sequence}}}
 		err := e.check(tt.st)
 		switch {
 		case tt.want == "" && (err != nil || e.order != uint64(tt.st.czxid)):
@@ -119,7 +119,7 @@ func TestEntry_check(t *testing.T) {
 
 // After a reconnection a server may answer that lags behind the one whose events were received.
 func TestEntry_updateAhead(t *testing.T) {
-	line := func(names ...string) []contender {
+	line := func(names ...string) []listedEntry {
 		cs := contenders(names)
 		if len(cs) != len(names) {
 			t.Fatalf("%q are not all entries", names)

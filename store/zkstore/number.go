@@ -125,7 +125,7 @@ func (e *entry) tryClaim(ctx context.Context, number int) error {
 	case err == nil, errors.Is(err, zk.ErrNodeExists):
 		return nil
 	case errors.Is(err, zk.ErrNoNode) && refusedAt == 0:
-		return e.line.evicted()
+		return e.line.evictedErr()
 	case errors.Is(err, zk.ErrNoNode):
 		return e.session.store.makeDir(ctx, e.session.client, claimsDir(e.line.dir))
 	case ctx.Err() != nil, refused(err):
@@ -235,7 +235,7 @@ func (e *entry) haveStale(ctx context.Context, claims []string) (bool, error) {
 		return false, err
 	}
 	return slices.ContainsFunc(names, func(name string) bool {
-		return !slices.ContainsFunc(cs, func(c contender) bool { return c.name == name })
+		return !slices.ContainsFunc(cs, func(c listedEntry) bool { return c.name == name })
 	}), nil
 }
 

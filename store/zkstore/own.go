@@ -27,11 +27,11 @@ type ownNodes struct {
 	wakeup work.Signal   // nodes may need a watch
 	turn   chan struct{} // held by the call that sets watches
 
-	mu      sync.Mutex // taken after those of the session and of a line
-	wanted  map[string]uint64
-	reasons uint64         // counts reasons to set a watch; wanted has the latest for each path
-	asked   map[string]int // unanswered requests for each path
-	running bool           // the goroutine that sets watches has been started
+	mu         sync.Mutex // taken after those of the session and of a line
+	wanted     map[string]uint64
+	generation uint64         // counts generation to set a watch; wanted has the latest for each path
+	asked      map[string]int // unanswered requests for each path
+	running    bool           // the goroutine that sets watches has been started
 }
 
 func newOwnNodes() *ownNodes {
@@ -111,15 +111,15 @@ func (se *session) watchOwn(ctx context.Context) error {
 	}
 	chunks := se.own.chunks()
 	answers := make(chan error, len(chunks))
-	places := make(chan struct{}, maxChunksInFlight)
+	sem := make(chan struct{}, maxChunksInFlight)
 	for _, nodes := range chunks {
 		select {
-		case places <- struct{}{}:
+		case sem <- struct{}{}:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 		go func() {
-			defer func() { <-places }()
+			defer func() { <-sem }()
 			se.own.count(nodes, 1)
 			err := se.client.setWatches(slices.Collect(maps.Keys(nodes)))
 			se.own.count(nodes, -1)
@@ -148,8 +148,8 @@ func (se *session) requestOwnWatch(path string) {
 	n := se.own
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.reasons++
-	n.wanted[path] = n.reasons
+	n.generation++
+	n.wanted[path] = n.generation
 	n.wakeup.Set()
 	if !n.running {
 		n.running = true

@@ -18,7 +18,7 @@ import (
 // that exists. It fails if no server answers, or if the client may not read the root. It waits half
 // as long as other reads.
 func (s *Store) Ping(ctx context.Context) error {
-	return s.withReaderTimeout(ctx, s.patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
+	return s.withReaderTimeout(ctx, s.callTimeout/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error)
 // own root. The requests of a listing are made side by side, and it goes on as long as they are
 // answered.
 func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, err error) {
-	err = s.withReaderWhileAnswered(ctx, s.patience, "list the lines", func(ctx context.Context, c *client, answered func()) error {
+	err = s.withReaderWhileAnswered(ctx, s.callTimeout, "list the lines", func(ctx context.Context, c *client, answered func()) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, e
 // A listing is the contenders of one line, and what their nodes contain.
 type listing struct {
 	name       string
-	contenders []contender
+	contenders []listedEntry
 	entries    []store.Entry
 	errs       []error
 	limited    bool // there is a limit
@@ -155,7 +155,7 @@ func (s *Store) below(name, prefix string, children []string) []string {
 }
 
 // read reads one line. The contenders are those of the line's entries, in the same order.
-func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, []contender, error) {
+func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, []listedEntry, error) {
 	dir := s.paths.dir(name)
 	if err := c.sync(ctx, dir); err != nil {
 		return store.Line{}, nil, err
@@ -212,9 +212,9 @@ func (s *Store) readEntries(ctx context.Context, c *client, listings []*listing,
 
 // lineOf returns the line of a listing whose entries have been read, and the contenders that are still
 // there.
-func (s *Store) lineOf(listed *listing) (store.Line, []contender) {
+func (s *Store) lineOf(listed *listing) (store.Line, []listedEntry) {
 	l := store.Line{Name: listed.name, Entries: make([]store.Entry, 0, len(listed.entries)), Limit: listed.limit}
-	there := make([]contender, 0, len(listed.entries))
+	there := make([]listedEntry, 0, len(listed.entries))
 	for i, e := range listed.entries {
 		if listed.errs[i] != nil {
 			continue // it has left
@@ -229,7 +229,7 @@ func (s *Store) lineOf(listed *listing) (store.Line, []contender) {
 }
 
 // remarks returns what an operator should know about an entry of another client.
-func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
+func (s *Store) remarks(dir string, c listedEntry, e store.Entry) []string {
 	path := join(dir, c.name)
 	switch {
 	case e.Session == sessionText(0):
@@ -238,7 +238,7 @@ func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 		theirs, option := curatorOf(!s.readWrite)
 		return []string{fmt.Sprintf("node %q is of Curator's %s, which does not see the entries of this store: "+
 			"open the store %s", path, theirs, option)}
-	case c.mark == markKazoo || c.mark == markKazooReader:
+	case c.suffix == markKazoo || c.suffix == markKazooReader:
 		patterns := "['" + markLock + "']"
 		if s.readWrite {
 			patterns = "['" + markWrite + "', '" + markRead + "']"
@@ -250,7 +250,7 @@ func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 }
 
 // readEntry reads one entry, except for whether it is admitted.
-func readEntry(ctx context.Context, c *client, dir string, who contender) (store.Entry, error) {
+func readEntry(ctx context.Context, c *client, dir string, who listedEntry) (store.Entry, error) {
 	return attempt(ctx, c, func(int) (store.Entry, error) {
 		path := join(dir, who.name)
 		data, st, err := c.Get(path)

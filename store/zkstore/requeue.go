@@ -34,7 +34,7 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 	if err != nil {
 		return nil, err
 	}
-	if ending(e.ended.Load()) != inLine {
+	if ending(e.ended.Load()) != notEnded {
 		next.releaseBytes()
 		e.line.detach(next)
 		return nil, fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
@@ -99,8 +99,8 @@ func (e *entry) replaceBy(ctx context.Context, next *entry) error {
 				e.recordEnding(either)
 				return fmt.Errorf("%w: an earlier request was not answered, and now there is no entry", store.ErrNotKnown)
 			}
-			e.recordEnding(takenOut)
-			return e.line.evicted()
+			e.recordEnding(removedByOther)
+			return e.line.evictedErr()
 		case refused(c.err):
 			next.releaseBytes()
 			se.life.Start(e.retryRemoval)
@@ -152,7 +152,7 @@ func (e *entry) stand(ctx context.Context) error {
 	switch {
 	case errors.Is(err, store.ErrGone), errors.Is(err, zk.ErrNoNode):
 		return fmt.Errorf("%w: the new entry was removed at once", store.ErrNotKnown)
-	case err == nil && !e.line.markStanding(e, ahead, limit):
+	case err == nil && !e.line.markInLine(e, ahead, limit):
 		return e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	return err

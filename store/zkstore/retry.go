@@ -72,7 +72,7 @@ func (e noAnswerError) Error() string {
 // withReader makes requests on the store's own connection. They must do no harm if they are made
 // more than once.
 func (s *Store) withReader(ctx context.Context, op string, requests func(context.Context, *client) error) error {
-	return s.withReaderTimeout(ctx, s.patience, op, requests)
+	return s.withReaderTimeout(ctx, s.callTimeout, op, requests)
 }
 
 func (s *Store) withReaderTimeout(

@@ -44,17 +44,17 @@ type session struct {
 
 	// mu is locked before the mutex of a line, and after that of the group.
 	mu      sync.Mutex
-	lines   map[string]*follower // by directory
-	watched map[string]bool      // nodes ahead of entries with a watch set or requested; by path
-	until   time.Time            // when the session ends if it is not confirmed again
-	expiry  *time.Timer          // calls expire at until
-	over    bool                 // there is nothing to close: it has ended, or ends by itself
+	lines   map[string]*lineWatch // by directory
+	watched map[string]bool       // nodes ahead of entries with a watch set or requested; by path
+	until   time.Time             // when the session ends if it is not confirmed again
+	expiry  *time.Timer           // calls expire at until
+	over    bool                  // there is nothing to close: it has ended, or ends by itself
 }
 
 func newSession(g *group) *session {
 	se := &session{
 		store: g.store, group: g,
-		lines:   make(map[string]*follower),
+		lines:   make(map[string]*lineWatch),
 		watched: make(map[string]bool),
 		own:     newOwnNodes(), readings: make(chan struct{}, maxInFlight), asks: make(chan struct{}, maxInFlight),
 	}
@@ -173,7 +173,7 @@ func (se *session) expire() {
 func (se *session) handle(ev zk.Event) {
 	switch {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
-		_ = se.gone()
+		_ = se.endExpired()
 	case ev.Type == zk.EventSession && ev.State == zk.StateHasSession:
 		se.connection.Add(1)
 		se.checkGranted()
@@ -261,8 +261,8 @@ func (se *session) endRemote(ctx context.Context) error {
 	return errors.New("the server has not confirmed it; the entries end with the TTL")
 }
 
-// gone records that the servers have ended the session.
-func (se *session) gone() error {
+// endExpired records that the servers have ended the session.
+func (se *session) endExpired() error {
 	se.mu.Lock()
 	id := se.ID()
 	se.mu.Unlock()
@@ -296,7 +296,7 @@ func (se *session) abandon(cause error) {
 // finish ends the session once, and reports whether this call did. lost means that all owners are
 // notified; over means that there is nothing to close.
 func (se *session) finish(cause error, lost, over bool) bool {
-	var lines map[string]*follower
+	var lines map[string]*lineWatch
 	return se.life.End(cause, lost, func() {
 		se.over = over
 		lines, se.lines = se.lines, nil
@@ -313,7 +313,7 @@ func (se *session) finish(cause error, lost, over bool) bool {
 // wrapErr is [Store.wrapErr] for calls that ctx and the session's life bound.
 func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if errors.Is(err, zk.ErrSessionExpired) {
-		return se.gone()
+		return se.endExpired()
 	}
 	if ended := se.life.EndedDuring(ctx); ended != nil {
 		return ended

@@ -78,8 +78,8 @@ type Store struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// By default the constants of the same names; tests set other values.
-	recheckInterval, resyncInterval, patience time.Duration
-	sessionBytes                              int64
+	recheckInterval, resyncInterval, callTimeout time.Duration
+	sessionBytes                                 int64
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -125,7 +125,7 @@ func New(servers []string, opts *Options) (*Store, error) {
 		servers: addresses, paths: paths{root: root}, readWrite: opts.ReadWrite,
 		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
-		recheckInterval: recheckInterval, resyncInterval: resyncInterval, patience: attempts.MaxDuration, sessionBytes: maxSessionBytes,
+		recheckInterval: recheckInterval, resyncInterval: resyncInterval, callTimeout: attempts.MaxDuration, sessionBytes: maxSessionBytes,
 	}, nil
 }
 
@@ -217,7 +217,7 @@ func (s *Store) wrapErr(op string, err error) error {
 // they may grant more.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
-	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, noAnswerError(s.patience))
+	bounded, cancel := context.WithTimeoutCause(ctx, s.callTimeout, noAnswerError(s.callTimeout))
 	defer cancel()
 	g := newGroup(s, opts)
 	if err := g.first.open(bounded, asked); err != nil {

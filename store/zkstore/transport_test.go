@@ -105,11 +105,11 @@ func TestTerms_attemptsFitIntoValidity(t *testing.T) {
 		g := &group{first: &session{ttl: ttl}}
 		granted := g.Terms()
 		terms := keeper.ScheduleFor(granted)
-		if left := terms.Every + silenceTimeout(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
+		if left := terms.Interval + silenceTimeout(ttl); left >= terms.Interval+terms.AttemptTimeout || terms.Interval+terms.AttemptTimeout+terms.RetryInterval >= terms.Validity {
 			t.Errorf("TTL %v: a silent server is abandoned after %v, an attempt ends after %v, a confirmation is valid for %v",
-				ttl, left, terms.Every+terms.Attempt, terms.Valid)
+				ttl, left, terms.Interval+terms.AttemptTimeout, terms.Validity)
 		}
-		if limit := terms.Attempt + terms.Retry; limit >= granted.Slack {
+		if limit := terms.AttemptTimeout + terms.RetryInterval; limit >= granted.Slack {
 			t.Errorf("TTL %v: up to %v between two requests, want less than the slack of %v", ttl, limit, granted.Slack)
 		}
 	}

@@ -64,7 +64,7 @@ type asserted struct {
 }
 
 func (a *assert) run() error {
-	around := heldAround()
+	around := enclosingLocks()
 	if len(around) == 0 {
 		return errors.New("there is no stile run around this command: " + heldVar + " is not set")
 	}

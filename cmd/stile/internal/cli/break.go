@@ -16,8 +16,8 @@ import (
 // exitNothingBroken is the exit code for a token that no entry has.
 const exitNothingBroken = 1
 
-// breaking is one call of the verb break.
-type breaking struct {
+// breakCmd is one call of the verb break.
+type breakCmd struct {
 	reader
 	name     string
 	token    token
@@ -44,7 +44,7 @@ func (t *token) String() string { return strconv.FormatUint(uint64(*t), 10) }
 func (t *token) Type() string { return "token" }
 
 func newBreak(stdio Stdio) *cobra.Command {
-	b := breaking{reader: newReader(stdio)}
+	b := breakCmd{reader: newReader(stdio)}
 	cmd := &cobra.Command{
 		Use:        "break [flags] NAME --token N",
 		Short:      "Forcibly remove a holder or a waiter",
@@ -79,7 +79,7 @@ Exit codes:
 	return cmd
 }
 
-func (b *breaking) run(ctx context.Context, client *stile.Client) error {
+func (b *breakCmd) run(ctx context.Context, client *stile.Client) error {
 	if !b.tokenSet {
 		return b.whichToken(ctx, client)
 	}
@@ -115,7 +115,7 @@ type broken struct {
 }
 
 // whichToken returns the error for a missing token.
-func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
+func (b *breakCmd) whichToken(ctx context.Context, client *stile.Client) error {
 	line, err := client.Line(ctx, b.name)
 	switch {
 	case err != nil:

@@ -211,7 +211,7 @@ func (c choice) warnings() []string {
 // remarkOnce tells a person, once, that this machine has a server for other users. For a user who
 // falls back to local:, a lock is not the same as theirs.
 func (s Stdio) remarkOnce(c choice) {
-	if c.from != "" || !s.hasReader() {
+	if c.from != "" || !s.stderrIsTerminal() {
 		return
 	}
 	home, err := local.DefaultHome()
@@ -221,12 +221,12 @@ func (s Stdio) remarkOnce(c choice) {
 	const apart = "you use a server of your own: the two do not exclude each other"
 	switch {
 	case c.deniedSocket != "":
-		if home.Once("machine") {
+		if home.MarkShown("machine") {
 			s.say(fmt.Sprintf("there is a lock server for this machine, but you may not connect to %s (are you in its group?), "+
 				"and %s", c.deniedSocket, apart))
 		}
-	case !home.WasOnce("neighbor"):
-		if user := home.Neighbor(); user != "" && home.Once("neighbor") {
+	case !home.WasShown("neighbor"):
+		if user := home.Neighbor(); user != "" && home.MarkShown("neighbor") {
 			s.say(fmt.Sprintf("%s uses a local lock server on this machine too, and %s; "+
 				"to share one, see docs/cli.md, several users", user, apart))
 		}

@@ -67,24 +67,24 @@ func Run(ctx context.Context, args []string, stdio Stdio) int {
 	return e.Code
 }
 
-// speaker is the prefix of every line on stderr.
-const speaker = "stile: "
+// messagePrefix is the prefix of every line on stderr.
+const messagePrefix = "stile: "
 
 // say writes a line with the prefix to stderr.
-func (s Stdio) say(text string) { fmt.Fprintln(s.Err, speaker+text) }
+func (s Stdio) say(text string) { fmt.Fprintln(s.Err, messagePrefix+text) }
 
 // sayError writes an error to stderr.
 func (s Stdio) sayError(err error) { s.say(textOf(err)) }
 
 // textOf returns the text of an error without the prefix, which the library's errors have too.
-func textOf(err error) string { return strings.TrimPrefix(err.Error(), speaker) }
+func textOf(err error) string { return strings.TrimPrefix(err.Error(), messagePrefix) }
 
 // reasonOf returns the cause of a library error, for texts that name the lock themselves.
 func reasonOf(err error) error {
 	if lost, ok := errors.AsType[*stile.LostError](err); ok && lost.Err != nil {
 		return lost.Err
 	}
-	if reason := errors.Unwrap(err); reason != nil && strings.HasPrefix(err.Error(), speaker) {
+	if reason := errors.Unwrap(err); reason != nil && strings.HasPrefix(err.Error(), messagePrefix) {
 		return reason
 	}
 	return err

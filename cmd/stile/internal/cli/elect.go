@@ -135,14 +135,14 @@ func (e *elect) run(ctx context.Context) error {
 	defer signals.Close()
 	ctx, cancel := context.WithCancel(ctx) // ends the use of the local server, however long the last output takes
 	defer cancel()
-	var trouble outage
+	var storeOutage outage
 	led := false
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		l, err := e.acquire(ctx, signals, e.owner)
 		if _, final := errors.AsType[*exit](err); err != nil && (final || !led) {
 			return err
 		}
-		if update := trouble.update(err); update != "" {
+		if update := storeOutage.update(err); update != "" {
 			e.stdio.say(update)
 		}
 		if err == nil {
@@ -215,23 +215,23 @@ func (e *elect) runObserve(ctx context.Context) error {
 	// Signals may end the process at once: there is nothing to clean up.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	whenUnread(e.stdio.Out, func() { cancel(errNoReader) })
+	whenUnread(e.stdio.Out, func() { cancel(errStdoutClosed) })
 	err := e.stdio.withClient(ctx, e.url, func(client *stile.Client) error { return e.printLeaders(ctx, client) })
-	if errors.Is(context.Cause(ctx), errNoReader) {
-		return errNoReader
+	if errors.Is(context.Cause(ctx), errStdoutClosed) {
+		return errStdoutClosed
 	}
 	return err
 }
 
 func (e *elect) printLeaders(ctx context.Context, client *stile.Client) error {
-	var store outage
+	var storeOutage outage
 	begun := false
 	for leader, err := range client.Election(e.names[0]).Observe(ctx) {
 		if err != nil && !begun {
 			return err
 		}
 		begun = true
-		if update := store.update(err); update != "" {
+		if update := storeOutage.update(err); update != "" {
 			e.stdio.say(update)
 		}
 		if err != nil {
@@ -245,7 +245,7 @@ func (e *elect) printLeaders(ctx context.Context, client *stile.Client) error {
 			return err
 		}
 	}
-	return store.err // a permanent error is the last one
+	return storeOutage.err // a permanent error is the last one
 }
 
 // leaderLine returns a line of output about the current leader; nil means nobody.

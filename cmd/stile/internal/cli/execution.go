@@ -203,12 +203,12 @@ func (x *execution) runUnder(l *lock, signals *child.Signals) (supervise.Result,
 	}
 	defer record.Close()
 	held := l.held(record.Reference())
-	value, mark := within(held)
+	value, mark := heldEnv(held)
 	killAfter, err := x.killAfterUnder(l.hold.Terms())
 	if err != nil {
 		return supervise.Result{}, err
 	}
-	charge := watchdog.Charge{URL: x.store.url, Env: os.Environ(), NotBefore: uptime.Now() + time.Duration(x.minHold)}
+	charge := watchdog.Target{URL: x.store.url, Env: os.Environ(), NotBefore: uptime.Now() + time.Duration(x.minHold)}
 	for _, h := range held {
 		charge.Holds = append(charge.Holds, watchdog.Hold{Name: h.Name, Token: h.Token, Owner: h.Owner})
 	}
@@ -220,7 +220,7 @@ func (x *execution) runUnder(l *lock, signals *child.Signals) (supervise.Result,
 		},
 		Signals: signals, Hold: l.hold, Lock: l.what(), TTL: l.ttl, Renewals: l.renewals, Validity: record,
 		StopSignal: x.stopSignal, KillAfter: killAfter, Timeout: time.Duration(x.runTimeout),
-		Charge: charge, Say: x.stdio.say, Remark: l.remark, Because: l.because,
+		Charge: charge, Say: x.stdio.say, Remark: l.remark, FormatCause: l.because,
 	})
 	if err != nil {
 		return result, commandFailure(err)

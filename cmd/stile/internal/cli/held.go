@@ -29,8 +29,8 @@ type held struct {
 	Slot *int `json:"slot,omitempty"`
 }
 
-// heldAround returns the locks that this process runs under.
-func heldAround() []held {
+// enclosingLocks returns the locks that this process runs under.
+func enclosingLocks() []held {
 	var all []held
 	if json.Unmarshal([]byte(os.Getenv(heldVar)), &all) != nil {
 		return nil // not set, or not by stile
@@ -38,15 +38,15 @@ func heldAround() []held {
 	return all
 }
 
-// within returns the value of heldVar for a command under these locks, and the beginning of that
+// heldEnv returns the value of heldVar for a command under these locks, and the beginning of that
 // value that all processes under the command inherit: everything but the closing bracket.
-func within(holds []held) (value, mark string) {
+func heldEnv(holds []held) (value, mark string) {
 	b, err := json.Marshal(holds)
 	if err != nil {
 		panic(err) // cannot happen: strings and numbers
 	}
 	mark = strings.TrimSuffix(string(b), "]")
-	if around := os.Getenv(heldVar); len(heldAround()) > 0 {
+	if around := os.Getenv(heldVar); len(enclosingLocks()) > 0 {
 		mark = strings.TrimSuffix(strings.TrimSpace(around), "]") + "," + mark[1:]
 	}
 	return mark + "]", mark
@@ -60,7 +60,7 @@ func (h held) holds(line stile.Line) bool {
 }
 
 // releaseOrphaned is the [watchdog.Release] for a lock in a store. It retries until ctx ends.
-func releaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan struct{}) {
+func releaseOrphaned(ctx context.Context, c watchdog.Target, safe <-chan struct{}) {
 	_ = os.Chdir(c.Dir) // only relative paths in the URL need it
 	os.Clearenv()
 	for _, v := range c.Env {
@@ -76,7 +76,7 @@ func releaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan struct{
 	}
 }
 
-func tryReleaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan struct{}) error {
+func tryReleaseOrphaned(ctx context.Context, c watchdog.Target, safe <-chan struct{}) error {
 	opened, err := openRunning(ctx, choice{url: c.URL})
 	if err != nil {
 		return err

@@ -10,26 +10,26 @@ import (
 func TestHeld_enclosingHolds(t *testing.T) {
 	t.Setenv(heldVar, "")
 	a := held{Name: "a", Token: 512, Owner: `ann@web-3 pid 1 ("quoted" <&>)`}
-	all, mark := within([]held{a})
+	all, mark := heldEnv([]held{a})
 	if !strings.HasPrefix(all, mark) || strings.TrimPrefix(all, mark) != "]" {
 		t.Errorf("%s does not begin with %s", all, mark)
 	}
 	t.Setenv(heldVar, all)
-	if around := heldAround(); len(around) != 1 || around[0] != a {
+	if around := enclosingLocks(); len(around) != 1 || around[0] != a {
 		t.Errorf("%s is read as %v", all, around)
 	}
 	b := held{Name: "b", Token: 1 << 62, Owner: "bob"}
-	both, inner := within([]held{b})
+	both, inner := heldEnv([]held{b})
 	if !strings.HasPrefix(both, mark) || !strings.HasPrefix(both, inner) {
 		t.Errorf("%s does not begin with %s and %s: what runs under both is not known as a part of each", both, mark, inner)
 	}
 	t.Setenv(heldVar, both)
-	if around := heldAround(); len(around) != 2 || around[0] != a || around[1] != b {
+	if around := enclosingLocks(); len(around) != 2 || around[0] != a || around[1] != b {
 		t.Errorf("%s is read as %v", both, around)
 	}
 	for _, nonsense := range []string{"[", "nonsense", "{}", "[]", `["a"]`} {
 		t.Setenv(heldVar, nonsense)
-		if all, _ := within([]held{a}); all != mark+"]" {
+		if all, _ := heldEnv([]held{a}); all != mark+"]" {
 			t.Errorf("under %q it is %s", nonsense, all)
 		}
 	}

@@ -18,15 +18,15 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/supervise"
 )
 
-// keeping is one call of the verb hold.
-type keeping struct {
+// holdCmd is one call of the verb hold.
+type holdCmd struct {
 	request
 	format  format
 	readyFD descriptor
 }
 
 func newHold(stdio Stdio) *cobra.Command {
-	h := keeping{request: newRequest(stdio), format: formatText, readyFD: -1}
+	h := holdCmd{request: newRequest(stdio), format: formatText, readyFD: -1}
 	cmd := &cobra.Command{
 		Use:        "hold [flags] NAME",
 		Short:      "Hold a lock without a command, until stdin ends",
@@ -86,7 +86,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	return cmd
 }
 
-func (h *keeping) run(ctx context.Context) error {
+func (h *holdCmd) run(ctx context.Context) error {
 	owner, err := h.check("stile hold")
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ type heldInJSON struct {
 }
 
 // printHeld prints the holds, and closes the descriptor of --ready-fd.
-func (h *keeping) printHeld(l *lock, out *os.File) error {
+func (h *holdCmd) printHeld(l *lock, out *os.File) error {
 	var buf bytes.Buffer
 	deadline := l.hold.Deadline()
 	if h.format == formatJSON {

@@ -52,9 +52,9 @@ type hold interface {
 	ReleaseAfter(ctx context.Context, d time.Duration) error
 }
 
-// A waiting is a place in the line for a lock, or an attempt to take several locks, one after the
+// A pendingHold is a place in the line for a lock, or an attempt to take several locks, one after the
 // other.
-type waiting struct {
+type pendingHold struct {
 	ready <-chan struct{}
 	ahead func() int
 	// wait returns the hold, and gives the attempt up when ctx ends.
@@ -65,13 +65,13 @@ type waiting struct {
 func (r *request) try(ctx context.Context, client *stile.Client) (hold, error) {
 	switch name := r.names[0]; {
 	case r.kind.all:
-		return heldOr(client.TryLockAll(ctx, r.names...))
+		return holdOrNil(client.TryLockAll(ctx, r.names...))
 	case r.kind.shared:
-		return heldOr(client.RWMutex(name).TryRLock(ctx))
+		return holdOrNil(client.RWMutex(name).TryRLock(ctx))
 	case r.kind.slots > 0:
-		return heldOr(r.kind.semaphore(client, name).TryAcquire(ctx))
+		return holdOrNil(r.kind.semaphore(client, name).TryAcquire(ctx))
 	default:
-		return heldOr(client.Mutex(name).TryLock(ctx))
+		return holdOrNil(client.Mutex(name).TryLock(ctx))
 	}
 }
 
@@ -80,8 +80,8 @@ func (k kind) semaphore(client *stile.Client, name string) *stile.Semaphore {
 	return client.Semaphore(name, int(k.slots)).Numbered()
 }
 
-// heldOr turns a nil pointer into a nil interface.
-func heldOr[H interface {
+// holdOrNil turns a nil pointer into a nil interface.
+func holdOrNil[H interface {
 	comparable
 	hold
 }](h H, err error) (hold, error) {
@@ -92,7 +92,7 @@ func heldOr[H interface {
 }
 
 // join begins to wait for the lock, or for all locks.
-func (r *request) join(ctx context.Context, client *stile.Client) (*waiting, error) {
+func (r *request) join(ctx context.Context, client *stile.Client) (*pendingHold, error) {
 	name := r.names[0]
 	join := client.Mutex(name).Join
 	switch {
@@ -116,14 +116,14 @@ func (r *request) join(ctx context.Context, client *stile.Client) (*waiting, err
 	return waitingFor(place), nil
 }
 
-func waitingFor(place *stile.Place) *waiting {
-	return &waiting{
+func waitingFor(place *stile.Place) *pendingHold {
+	return &pendingHold{
 		ready: place.Ready(), ahead: place.Ahead,
-		wait: func(ctx context.Context) (hold, error) { return heldOr(place.Wait(ctx)) },
+		wait: func(ctx context.Context) (hold, error) { return holdOrNil(place.Wait(ctx)) },
 	}
 }
 
-func (r *request) joinAll(ctx context.Context, client *stile.Client) *waiting {
+func (r *request) joinAll(ctx context.Context, client *stile.Client) *pendingHold {
 	var (
 		ready = make(chan struct{})
 		m     hold
@@ -131,9 +131,9 @@ func (r *request) joinAll(ctx context.Context, client *stile.Client) *waiting {
 	)
 	go func() {
 		defer close(ready)
-		m, err = heldOr(client.LockAll(ctx, r.names...))
+		m, err = holdOrNil(client.LockAll(ctx, r.names...))
 	}()
-	return &waiting{
+	return &pendingHold{
 		ready: ready, ahead: func() int { return 0 },
 		wait: func(context.Context) (hold, error) { // it ends with the ctx of joinAll
 			<-ready

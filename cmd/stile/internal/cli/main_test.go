@@ -12,7 +12,7 @@ import (
 // the program that is running. Without this it would run the tests again, which would start others.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == watchdog.Verb {
-		nothing := func(context.Context, watchdog.Charge, <-chan struct{}) {} // the store is in memory that has gone
+		nothing := func(context.Context, watchdog.Target, <-chan struct{}) {} // the store is in memory that has gone
 		if err := watchdog.Run(nothing); err != nil {
 			os.Exit(1)
 		}

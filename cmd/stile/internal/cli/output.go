@@ -124,22 +124,22 @@ func (s Stdio) writeJSON(v any) error {
 func (s Stdio) write(b []byte) error {
 	_, err := s.Out.Write(b)
 	if errors.Is(err, syscall.EPIPE) {
-		return errNoReader
+		return errStdoutClosed
 	}
 	return err
 }
 
-var errNoReader = &exit{Code: child.ExitCodeFor(syscall.SIGPIPE)}
+var errStdoutClosed = &exit{Code: child.ExitCodeFor(syscall.SIGPIPE)}
 
 // remark prints a line to stderr if a person reads it.
 func (s Stdio) remark(text string) {
-	if s.hasReader() {
+	if s.stderrIsTerminal() {
 		s.say(text)
 	}
 }
 
-// hasReader reports whether stderr is a terminal.
-func (s Stdio) hasReader() bool { return term.IsTerminal(int(s.Err.Fd())) }
+// stderrIsTerminal reports whether stderr is a terminal.
+func (s Stdio) stderrIsTerminal() bool { return term.IsTerminal(int(s.Err.Fd())) }
 
 // asJSON returns v as JSON with a final newline, on one line if indent is empty. Characters that a
 // terminal could interpret or not show are escaped.

@@ -55,7 +55,7 @@ func (p *progress) show(texts ...string) {
 	// Some terminals start a new line after the last column, and ^C must fit too.
 	most := p.columns() - 3
 	for _, text := range texts {
-		if line = speaker + text; most < 1 || columnsOf(line) <= most {
+		if line = messagePrefix + text; most < 1 || columnsOf(line) <= most {
 			break
 		}
 	}

@@ -63,7 +63,7 @@ func (r *request) check(command string) (owner stile.Owner, err error) {
 	owner = stile.DefaultOwner()
 	owner.Command = command
 	owner.Reason = r.reason
-	owner.Under = under(heldAround())
+	owner.Under = under(enclosingLocks())
 	if owner.Labels, err = labels(r.labels); err != nil {
 		return owner, err
 	}

@@ -69,7 +69,7 @@ admits everybody.`,
 			defer stop()
 			log := slog.New(slog.NewTextHandler(stdio.Err, nil))
 			if background != "" {
-				return local.Home(background).Serve(ctx, o.socket, time.Duration(idle), ready, log)
+				return local.ServerDir(background).Serve(ctx, o.socket, time.Duration(idle), ready, log)
 			}
 			return serve(ctx, o, log)
 		},

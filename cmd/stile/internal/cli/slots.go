@@ -10,8 +10,8 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// slotting is one call of the verb slots.
-type slotting struct {
+// slotsCmd is one call of the verb slots.
+type slotsCmd struct {
 	reader
 	name   string
 	limit  count // zero: only show it
@@ -19,7 +19,7 @@ type slotting struct {
 }
 
 func newSlots(stdio Stdio) *cobra.Command {
-	s := slotting{reader: newReader(stdio)}
+	s := slotsCmd{reader: newReader(stdio)}
 	cmd := &cobra.Command{
 		Use:        "slots [flags] NAME [N]",
 		Short:      "Show or set the limit of a lock's slots",
@@ -71,7 +71,7 @@ Exit codes:
 	return cmd
 }
 
-func (s *slotting) run(ctx context.Context, client *stile.Client) error {
+func (s *slotsCmd) run(ctx context.Context, client *stile.Client) error {
 	if s.remove || s.limit > 0 {
 		if err := client.Resize(ctx, s.name, int(s.limit)); err != nil {
 			return err

@@ -75,7 +75,7 @@ func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error
 		}
 		opened, err := openLocal(ctx, home)
 		if err == nil {
-			go home.Keep(ctx, s.sayError)
+			go home.KeepRunning(ctx, s.sayError)
 		}
 		return opened, err
 	case strings.HasPrefix(url, local.URL):
@@ -91,7 +91,7 @@ func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error
 	}
 }
 
-func openLocal(ctx context.Context, home local.Home) (*storeurl.Conn, error) {
+func openLocal(ctx context.Context, home local.ServerDir) (*storeurl.Conn, error) {
 	url, _, err := home.Ensure(ctx)
 	if err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func openLocal(ctx context.Context, home local.Home) (*storeurl.Conn, error) {
 		return nil, err
 	}
 	if !started && home.PID() == found {
-		return nil, home.Silent()
+		return nil, home.UnresponsiveErr()
 	}
 	return storeurl.Open(ctx, url, nil)
 }

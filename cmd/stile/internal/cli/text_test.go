@@ -78,7 +78,7 @@ func TestTexts_failures(t *testing.T) {
 		{
 			"breaking without a token", func(ctx context.Context, s scene) error {
 				s.store.SetFaults(down(memstore.Read))
-				return (&breaking{name: "demo"}).whichToken(ctx, s.client)
+				return (&breakCmd{name: "demo"}).whichToken(ctx, s.client)
 			}, `stile: --token is required, and the holder of "demo" cannot be read: ` + reason,
 		},
 		{

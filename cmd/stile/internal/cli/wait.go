@@ -102,14 +102,14 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 	tick := time.NewTicker(statusDelay)
 	defer tick.Stop()
 
-	var store outage
+	var storeOutage outage
 	for len(line.Holders) > 0 {
 		select {
 		case r, ok := <-readings:
 			if !ok { // the wait is over, or the watch has ended
-				return line, store.err
+				return line, storeOutage.err
 			}
-			if update := store.update(r.err); update != "" {
+			if update := storeOutage.update(r.err); update != "" {
 				progress.clear()
 				w.stdio.say(update)
 			}

@@ -15,7 +15,7 @@ const statusDelay = time.Second
 // showWaiting returns when the lock is held or the attempt has failed. If that takes longer than
 // statusDelay, it shows the holder: at a terminal in a status line that is updated, otherwise once,
 // and only with -v or if nobody else can end the wait.
-func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *waiting) {
+func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *pendingHold) {
 	began := time.Now()
 	select {
 	case <-place.ready:
@@ -23,7 +23,7 @@ func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *
 	case <-time.After(statusDelay):
 	}
 	progress := newProgress(r.stdio)
-	around := slices.DeleteFunc(heldAround(), func(h held) bool { return !slices.Contains(r.names, h.Name) })
+	around := slices.DeleteFunc(enclosingLocks(), func(h held) bool { return !slices.Contains(r.names, h.Name) })
 	if progress == nil && !r.verbose && len(around) == 0 {
 		return
 	}

@@ -51,10 +51,10 @@ ends.`,
 			// Signals may end the process at once: there is nothing to clean up.
 			ctx, cancel := context.WithCancelCause(cmd.Context())
 			defer cancel(nil)
-			whenUnread(stdio.Out, func() { cancel(errNoReader) })
+			whenUnread(stdio.Out, func() { cancel(errStdoutClosed) })
 			err := stdio.withClient(ctx, w.url, func(client *stile.Client) error { return w.run(ctx, client) })
-			if errors.Is(context.Cause(ctx), errNoReader) {
-				return errNoReader
+			if errors.Is(context.Cause(ctx), errStdoutClosed) {
+				return errStdoutClosed
 			}
 			return err
 		},
@@ -64,14 +64,14 @@ ends.`,
 }
 
 func (w *watch) run(ctx context.Context, client *stile.Client) error {
-	var store outage
+	var storeOutage outage
 	begun := false
 	for lines, err := range client.WatchLines(ctx, w.prefix) {
 		if err != nil && !begun {
 			return err
 		}
 		begun = true
-		if update := store.update(err); update != "" {
+		if update := storeOutage.update(err); update != "" {
 			w.stdio.say(update)
 		}
 		if err != nil {
@@ -85,7 +85,7 @@ func (w *watch) run(ctx context.Context, client *stile.Client) error {
 			return err
 		}
 	}
-	return store.err // a permanent error is the last one
+	return storeOutage.err // a permanent error is the last one
 }
 
 // write returns the output for a reading of all lines and stores the reading.

@@ -57,29 +57,29 @@ func StateDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "stile"), nil
 }
 
-// Home is the directory of a local server.
-type Home string
+// ServerDir is the directory of a local server.
+type ServerDir string
 
 // DefaultHome returns the home of the server behind local:.
-func DefaultHome() (Home, error) {
+func DefaultHome() (ServerDir, error) {
 	dir, err := StateDir()
-	return Home(filepath.Join(dir, "local")), err
+	return ServerDir(filepath.Join(dir, "local")), err
 }
 
 // Data returns the server's data directory.
-func (h Home) Data() string { return filepath.Join(string(h), "data") }
+func (h ServerDir) Data() string { return filepath.Join(string(h), "data") }
 
-func (h Home) lock() string { return filepath.Join(string(h), "lock") }
-func (h Home) link() string { return filepath.Join(string(h), "socket") }
-func (h Home) pid() string  { return filepath.Join(string(h), "pid") }
-func (h Home) log() string  { return filepath.Join(string(h), "server.log") }
+func (h ServerDir) lock() string { return filepath.Join(string(h), "lock") }
+func (h ServerDir) link() string { return filepath.Join(string(h), "socket") }
+func (h ServerDir) pid() string  { return filepath.Join(string(h), "pid") }
+func (h ServerDir) log() string  { return filepath.Join(string(h), "server.log") }
 
 // otherStore ends the errors of a local server that cannot be used.
 const otherStore = "; or name a store with --url or STILE_URL"
 
-// Once reports whether it is called with this key for the first time by any process. It returns
+// MarkShown reports whether it is called with this key for the first time by any process. It returns
 // false if it cannot record the call.
-func (h Home) Once(key string) bool {
+func (h ServerDir) MarkShown(key string) bool {
 	f, err := os.OpenFile(h.once(key), os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return false
@@ -88,10 +88,10 @@ func (h Home) Once(key string) bool {
 	return true
 }
 
-// WasOnce reports whether Once was called with this key.
-func (h Home) WasOnce(key string) bool {
+// WasShown reports whether Once was called with this key.
+func (h ServerDir) WasShown(key string) bool {
 	_, err := os.Lstat(h.once(key))
 	return err == nil
 }
 
-func (h Home) once(key string) string { return filepath.Join(string(h), "said-"+key) }
+func (h ServerDir) once(key string) string { return filepath.Join(string(h), "said-"+key) }

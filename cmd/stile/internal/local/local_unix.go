@@ -34,7 +34,7 @@ const startTimeout = 30 * time.Second
 // Ensure returns the server's URL in the form of package storeurl. It starts a server if none runs,
 // and reports whether it did. When Ensure returns without an error, the server has accepted a
 // connection or reported that it is ready. If ctx ends first, a server may still be starting.
-func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err error) {
+func (h ServerDir) Ensure(ctx context.Context) (storeURL string, started bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if err := privateDir(string(h)); err != nil {
@@ -49,7 +49,7 @@ func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err er
 }
 
 // Find returns the server's URL. It starts no server: if none runs, the error matches [ErrNone].
-func (h Home) Find(ctx context.Context) (storeURL string, err error) {
+func (h ServerDir) Find(ctx context.Context) (storeURL string, err error) {
 	switch err := checkPrivate(string(h)); {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", ErrNone
@@ -60,12 +60,12 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 	return urlOf(socket), err
 }
 
-// Keep restarts the server whenever it has ended, until ctx ends: without it, its holds and waiters
+// KeepRunning restarts the server whenever it has ended, until ctx ends: without it, its holds and waiters
 // would be lost. The server ends with the service or the login that started it if the system ends
-// all processes of these. Keep checks every second, and less often after failed starts,
+// all processes of these. KeepRunning checks every second, and less often after failed starts,
 // because many processes may keep the same server. It calls failed with the reason of a failure of
 // the server, or of a restart, once for each reason.
-func (h Home) Keep(ctx context.Context, failed func(error)) {
+func (h ServerDir) KeepRunning(ctx context.Context, failed func(error)) {
 	const minInterval, maxInterval = time.Second, 10 * time.Second
 	reported := make(map[string]bool)
 	report := func(err error) {
@@ -96,7 +96,7 @@ func (h Home) Keep(ctx context.Context, failed func(error)) {
 
 // hasEnded reports whether no server has the pid file locked. A running server has, even if it
 // cannot be reached.
-func (h Home) hasEnded() bool {
+func (h ServerDir) hasEnded() bool {
 	lock, err := filelock.Try(h.pid(), filelock.Shared)
 	if err != nil {
 		return false
@@ -107,9 +107,9 @@ func (h Home) hasEnded() bool {
 
 func urlOf(socket string) string { return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath() }
 
-// Silent returns the error for a server that accepted a connection in Ensure and has not answered
+// UnresponsiveErr returns the error for a server that accepted a connection in Ensure and has not answered
 // since: it is stopped or broken.
-func (h Home) Silent() error {
+func (h ServerDir) UnresponsiveErr() error {
 	pid := h.PID()
 	return fmt.Errorf("the local server (pid %s) runs but does not answer: resume it (kill -CONT %s), or kill it "+
 		"(kill -9 %s) and retry; no locks are lost%s", pid, pid, pid, otherStore)
@@ -117,7 +117,7 @@ func (h Home) Silent() error {
 
 // PID returns the process id of the server, or of the last one if none runs; "unknown" if it cannot
 // be read.
-func (h Home) PID() string {
+func (h ServerDir) PID() string {
 	pid, err := os.ReadFile(h.pid())
 	if err != nil {
 		return "unknown"
@@ -126,7 +126,7 @@ func (h Home) PID() string {
 }
 
 // find returns the socket of the running server, or ErrNone.
-func (h Home) find(ctx context.Context) (string, error) {
+func (h ServerDir) find(ctx context.Context) (string, error) {
 	lock, err := h.acquire(ctx, filelock.Shared)
 	if err != nil {
 		return "", err
@@ -138,7 +138,7 @@ func (h Home) find(ctx context.Context) (string, error) {
 // lookLocked returns the socket of the running server, or ErrNone. The caller holds the lock.
 // lookLocked updates the lock's modification time. A server checks that before it stops because it
 // is idle, so a server that has just been found stays for the idle time.
-func (h Home) lookLocked(ctx context.Context) (string, error) {
+func (h ServerDir) lookLocked(ctx context.Context) (string, error) {
 	socket, err := os.Readlink(h.link())
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // EINVAL: it is not a link
@@ -168,14 +168,14 @@ func (h Home) lookLocked(ctx context.Context) (string, error) {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return "", ErrNone
 	case errors.Is(err, unix.EAGAIN): // it accepts no connections, and its backlog is full
-		return "", h.Silent()
+		return "", h.UnresponsiveErr()
 	default:
 		return "", fmt.Errorf("connect to the local server: %w%s", err, otherStore)
 	}
 }
 
 // start starts a server, unless another process has just started one.
-func (h Home) start(ctx context.Context) (string, error) {
+func (h ServerDir) start(ctx context.Context) (string, error) {
 	lock, err := h.acquire(ctx, filelock.Exclusive)
 	if err != nil {
 		return "", err
@@ -209,7 +209,7 @@ func (h Home) start(ctx context.Context) (string, error) {
 // awaitLocked returns the socket of the running server, or ErrNone if none runs. A running server
 // that cannot be reached is starting, stopping, or about to notice that its socket was removed;
 // awaitLocked waits for it. The caller holds the lock.
-func (h Home) awaitLocked(ctx context.Context) (string, error) {
+func (h ServerDir) awaitLocked(ctx context.Context) (string, error) {
 	for deadline := time.Now().Add(startTimeout / 2); ; {
 		socket, err := h.lookLocked(ctx)
 		if !errors.Is(err, ErrNone) || h.hasEnded() {
@@ -227,7 +227,7 @@ func (h Home) awaitLocked(ctx context.Context) (string, error) {
 }
 
 // unreachable returns the error for a running server that cannot be reached.
-func (h Home) unreachable() error {
+func (h ServerDir) unreachable() error {
 	pid := h.PID()
 	n, err := strconv.Atoi(pid)
 	if err != nil || errors.Is(unix.Kill(n, 0), unix.ESRCH) {
@@ -242,7 +242,7 @@ func (h Home) unreachable() error {
 const serverSocket = "server.sock"
 
 // real is the path of the home without symbolic links: the same for all processes.
-func (h Home) real() string {
+func (h ServerDir) real() string {
 	path, err := filepath.EvalSymlinks(string(h))
 	if err != nil {
 		return string(h)
@@ -253,9 +253,9 @@ func (h Home) real() string {
 // choosePath returns the path for the socket of a new server, and whether a directory was created
 // for it. It reuses the path of the last server if the directory still exists, because its clients
 // reconnect there.
-func (h Home) choosePath() (socket string, isNew bool, err error) {
+func (h ServerDir) choosePath() (socket string, isNew bool, err error) {
 	last, err := os.Readlink(h.link())
-	ours := err == nil && (last == filepath.Join(h.real(), serverSocket) || filepath.Base(last) == h.socketElsewhere())
+	ours := err == nil && (last == filepath.Join(h.real(), serverSocket) || filepath.Base(last) == h.externalSocketName())
 	if ours && checkPrivate(filepath.Dir(last)) == nil {
 		return last, false, nil
 	}
@@ -263,7 +263,7 @@ func (h Home) choosePath() (socket string, isNew bool, err error) {
 }
 
 // newPath is choosePath without regard to the last server.
-func (h Home) newPath() (socket string, isNew bool, err error) {
+func (h ServerDir) newPath() (socket string, isNew bool, err error) {
 	socket = filepath.Join(h.real(), serverSocket)
 	if len(socket) < len(unix.RawSockaddrUnix{}.Path) && h.hasSockets() { // the address ends with a zero byte
 		return socket, false, nil
@@ -272,19 +272,19 @@ func (h Home) newPath() (socket string, isNew bool, err error) {
 	if err != nil {
 		return "", false, fmt.Errorf("cannot create a directory for the local server's socket: %w%s", err, otherStore)
 	}
-	return filepath.Join(dir, h.socketElsewhere()), true, nil
+	return filepath.Join(dir, h.externalSocketName()), true, nil
 }
 
-// socketElsewhere returns the name of a socket outside its home. It is different for each home,
+// externalSocketName returns the name of a socket outside its home. It is different for each home,
 // because a home may be a copy with a link to the socket of the original.
-func (h Home) socketElsewhere() string {
+func (h ServerDir) externalSocketName() string {
 	sum := sha256.Sum256([]byte(h.real()))
 	return fmt.Sprintf("local-%x.sock", sum[:6])
 }
 
 // hasSockets reports whether the file system of the home supports sockets. It creates one to find
 // out.
-func (h Home) hasSockets() bool {
+func (h ServerDir) hasSockets() bool {
 	path := filepath.Join(h.real(), "try.sock") // not longer than serverSocket
 	_ = os.Remove(path)                         // left by a process killed at this point
 	l, err := net.Listen("unix", path)
@@ -301,13 +301,13 @@ func (h Home) hasSockets() bool {
 }
 
 // removeDirOf removes the directory of a socket outside the home, if it is empty.
-func (h Home) removeDirOf(socket string) {
+func (h ServerDir) removeDirOf(socket string) {
 	if dir := filepath.Dir(socket); dir != h.real() {
 		_ = os.Remove(dir)
 	}
 }
 
-func (h Home) acquire(ctx context.Context, kind filelock.Kind) (*filelock.Lock, error) {
+func (h ServerDir) acquire(ctx context.Context, kind filelock.Kind) (*filelock.Lock, error) {
 	lock, err := filelock.Wait(ctx, h.lock(), kind)
 	switch {
 	case errors.Is(err, filelock.ErrLocked):
@@ -319,7 +319,7 @@ func (h Home) acquire(ctx context.Context, kind filelock.Kind) (*filelock.Lock, 
 	return lock, nil
 }
 
-func (h Home) setLink(socket string) error {
+func (h ServerDir) setLink(socket string) error {
 	next := h.link() + ".new"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -332,7 +332,7 @@ func (h Home) setLink(socket string) error {
 
 // launch starts the server in the background and waits until it writes to a pipe that it is ready,
 // or an error. If the server ends without writing, the pipe is closed.
-func (h Home) launch(ctx context.Context, socket string) error {
+func (h ServerDir) launch(ctx context.Context, socket string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("start the local server: %w%s", err, otherStore)
@@ -408,7 +408,7 @@ func inherits(variable string) bool {
 const readyReply = "ready"
 
 // logTail returns the last line of the server's log.
-func (h Home) logTail() string {
+func (h ServerDir) logTail() string {
 	log, err := os.ReadFile(h.log())
 	if err != nil {
 		return err.Error()
@@ -425,7 +425,7 @@ func (h Home) logTail() string {
 const failedPrefix = "the server has failed: "
 
 // failure returns the error of the last server; nil if it was stopped in order or killed.
-func (h Home) failure() error {
+func (h ServerDir) failure() error {
 	if reason, ok := strings.CutPrefix(h.logTail(), failedPrefix); ok {
 		return fmt.Errorf("the local server has failed: %s", reason)
 	}

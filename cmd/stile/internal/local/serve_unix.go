@@ -25,7 +25,7 @@ import (
 // for the duration idle, no process has looked for it, no client has been connected and no lease
 // has existed. It writes to the inherited file ready that it is ready, or the error; a negative
 // ready means that nobody waits for that.
-func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
+func (h ServerDir) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
 	inherited.Close(ready)
 	claim, err := h.claim(ctx, socket)
 	if err != nil {
@@ -79,7 +79,7 @@ const socketCheckInterval = 2 * time.Second
 
 // listenAgain restores the socket after it was removed. It listens at the same path, or at a new
 // one if the directory is gone or now belongs to another user, and sets the link.
-func (h Home) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
+func (h ServerDir) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
 	isNew := false
 	if checkPrivate(filepath.Dir(socket)) != nil {
 		var err error
@@ -94,7 +94,7 @@ func (h Home) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, err
 	return socket, listening, err
 }
 
-func (h Home) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
+func (h ServerDir) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (h Home) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
 
 // claim makes this process the only server of its home and writes its process id there. It waits
 // for a predecessor, which may be stopping, or about to notice that it cannot be reached.
-func (h Home) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
+func (h ServerDir) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout/3)
 	defer cancel()
 	last := false // one last try after the timeout: this process may have been stopped meanwhile
@@ -154,7 +154,7 @@ func listens(socket string) bool {
 }
 
 // open starts the server, and returns the file info of its socket.
-func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
+func (h ServerDir) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
 	// node.Start would remove the socket of another program, for example of a server in another
 	// container whose home has the same path.
 	if listens(socket) {
@@ -180,7 +180,7 @@ func isAt(path string, was fs.FileInfo) bool {
 
 // retire closes the server, unless a process is looking for it or has done so within idle. It holds
 // the lock, so no process finds the server while it stops.
-func (h Home) retire(n *node.Node, socket string, idle time.Duration) bool {
+func (h ServerDir) retire(n *node.Node, socket string, idle time.Duration) bool {
 	lock, err := filelock.Try(h.lock(), filelock.Exclusive)
 	if err != nil {
 		return false
@@ -198,7 +198,7 @@ func (h Home) retire(n *node.Node, socket string, idle time.Duration) bool {
 // end closes the server when it was not idle. While clients are connected, the directory of the
 // socket stays: they will look for the next server there, and another user must not be able to take
 // the path.
-func (h Home) end(n *node.Node, socket string) {
+func (h ServerDir) end(n *node.Node, socket string) {
 	needed := n.IdleFor() == 0
 	n.Close()
 	if needed {

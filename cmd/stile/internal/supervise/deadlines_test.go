@@ -19,8 +19,8 @@ func TestDeadlines_secondRenewalBeforeStopSignal(t *testing.T) {
 				granted.Slack = ttl / slack
 			}
 			schedule := keeper.ScheduleFor(granted)
-			stopSignal := schedule.Valid - DefaultKillAfter(Certain(granted)) - busyTime(ttl)
-			secondRenewal := schedule.Every + schedule.Attempt + schedule.Retry
+			stopSignal := schedule.Validity - DefaultKillAfter(Certain(granted)) - busyTime(ttl)
+			secondRenewal := schedule.Interval + schedule.AttemptTimeout + schedule.RetryInterval
 			if room := stopSignal - secondRenewal; room < ttl/20 {
 				t.Errorf("%+v: the stop signal comes %v after a confirmation, but the second renewal is sent after %v",
 					granted, stopSignal, secondRenewal)

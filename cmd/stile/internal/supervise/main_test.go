@@ -13,7 +13,7 @@ import (
 // would run the tests again, which would start more watchdogs.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == watchdog.Verb {
-		nothing := func(context.Context, watchdog.Charge, <-chan struct{}) {} // the store was in the memory of the parent
+		nothing := func(context.Context, watchdog.Target, <-chan struct{}) {} // the store was in the memory of the parent
 		if err := watchdog.Run(nothing); err != nil {
 			os.Exit(1)
 		}

@@ -34,13 +34,13 @@ type Job struct {
 	// Timeout is how long the command may run. Zero means no limit.
 	Timeout time.Duration
 	// Charge describes the lock to a watchdog.
-	Charge watchdog.Charge
+	Charge watchdog.Target
 	// Say shows the user a message. It may block, because a terminal may be held with ^S. Remark
 	// shows a message for verbose mode and does not block. Because formats an error of the store as
 	// a clause in parentheses.
-	Say     func(text string)
-	Remark  func(text string)
-	Because func(err error) string
+	Say         func(text string)
+	Remark      func(text string)
+	FormatCause func(err error) string
 }
 
 // A Hold is a [stile.Hold] or a [stile.MultiHold].
@@ -121,8 +121,8 @@ type supervisor struct {
 	interrupted bool  // INT, QUIT or TERM was forwarded
 	hangup      bool  // HUP was forwarded
 
-	dog       *watchdog.Watchdog // nil at first: a short command needs none
-	unwatched <-chan time.Time   // fires when a watchdog is to be started; nil if there is one
+	watchdog    *watchdog.Watchdog // nil at first: a short command needs none
+	watchdogDue <-chan time.Time   // fires when a watchdog is to be started; nil if there is one
 
 	suspended bool // the command is suspended because we were; passing stopBy is harmless then
 	continued time.Time
@@ -134,10 +134,10 @@ type supervisor struct {
 func (s *supervisor) watch() (Outcome, int) {
 	timer := time.NewTimer(clockInterval)
 	defer timer.Stop()
-	defer func() { s.dog.Close() }()
+	defer func() { s.watchdog.Close() }()
 	s.Charge.Tree = s.process.Tree()
 	interval := min(time.Second, s.TTL/4)
-	s.unwatched = time.After(interval)
+	s.watchdogDue = time.After(interval)
 	var timeout <-chan time.Time
 	if s.Timeout > 0 {
 		timeout = time.After(s.Timeout)
@@ -159,18 +159,18 @@ func (s *supervisor) watch() (Outcome, int) {
 		s.publishDeadline()
 		timer.Reset(min(stopBy, clockInterval))
 		select {
-		case <-s.unwatched:
+		case <-s.watchdogDue:
 			s.startWatchdog(10 * interval)
-		case <-s.dog.Gone():
+		case <-s.watchdog.Gone():
 			s.Remark("the watchdog of the command was killed; starting another")
-			s.dog.Close()
-			s.dog, s.unwatched = nil, time.After(interval)
+			s.watchdog.Close()
+			s.watchdog, s.watchdogDue = nil, time.After(interval)
 		case <-s.process.Done():
 			return s.ended()
 		case <-s.Hold.Lost():
 			s.Validity.Until(0)
 			grace := s.graceAfterLoss()
-			s.dog.Until(uptime.Now() + grace)
+			s.watchdog.Until(uptime.Now() + grace)
 			s.stop(s.lostText()+"; stopping the command", grace, nil)
 			return Lost, 0
 		case <-timeout:
@@ -242,17 +242,17 @@ func (s *supervisor) resume() {
 // startWatchdog starts the watchdog. If that fails, it is retried after a pause.
 func (s *supervisor) startWatchdog(pause time.Duration) {
 	var err error
-	s.unwatched = nil
-	if s.dog, err = watchdog.Start(s.Charge, uptime.At(s.Hold.Deadline())); err != nil {
+	s.watchdogDue = nil
+	if s.watchdog, err = watchdog.Start(s.Charge, uptime.At(s.Hold.Deadline())); err != nil {
 		s.Remark(err.Error())
-		s.unwatched = time.After(pause)
+		s.watchdogDue = time.After(pause)
 	}
 }
 
 // publishDeadline sends the hold's deadline to the watchdog, and to the command's processes.
 func (s *supervisor) publishDeadline() {
 	deadline := uptime.At(s.Hold.Deadline())
-	s.dog.Until(deadline)
+	s.watchdog.Until(deadline)
 	s.Validity.Until(deadline)
 }
 
@@ -266,7 +266,7 @@ func (s *supervisor) stop(reason string, grace time.Duration, hurry <-chan struc
 	}()
 	s.process.Stop(s.StopSignal, grace, hurry)
 	s.process.ExitCode()
-	s.dog.Close() // the command has ended
+	s.watchdog.Close() // the command has ended
 	select {
 	case <-reported:
 	case <-time.After(time.Second):
@@ -286,11 +286,11 @@ func (s *supervisor) graceAfterLoss() time.Duration {
 // atRiskText returns why the command is stopped while the lock is still held.
 func (s *supervisor) atRiskText() string {
 	return fmt.Sprintf("lost contact with the store%s; stopping the command before %s expires",
-		s.Because(s.lastErr), s.Lock)
+		s.FormatCause(s.lastErr), s.Lock)
 }
 
 // lostText returns why the lock is no longer held.
-func (s *supervisor) lostText() string { return LostText(s.Hold, s.Lock, s.Because) }
+func (s *supervisor) lostText() string { return LostText(s.Hold, s.Lock, s.FormatCause) }
 
 // LostText returns why a lock is no longer held. The other arguments are those of a [Job].
 func LostText(h Hold, lock string, because func(err error) string) string {

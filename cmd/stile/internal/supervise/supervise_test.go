@@ -57,9 +57,9 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 		Command: child.Command{Path: argv[0], Args: argv, Stdin: null, Stdout: null, Stderr: null},
 		Signals: signals, Hold: hold, Lock: `lock "demo"`, TTL: ttl, Renewals: renewals,
 		StopSignal: syscall.SIGTERM, KillAfter: DefaultKillAfter(ttl),
-		Say:     func(text string) { s.messages <- text },
-		Remark:  func(string) {},
-		Because: func(err error) string { return " (because)" },
+		Say:         func(text string) { s.messages <- text },
+		Remark:      func(string) {},
+		FormatCause: func(err error) string { return " (because)" },
 	}
 	return s
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 )
 
-// A Charge describes the command to watch and its locks.
-type Charge struct {
+// A Target describes the command to watch and its locks.
+type Target struct {
 	// Tree is the command.
 	Tree child.Tree
 	// Holds are the holds that the command runs under, usually one.
@@ -48,7 +48,7 @@ type Hold struct {
 // A Release removes the charge's holds from the store. It may connect to the store at once, but must
 // not change anything before safe is closed. ctx ends when the store has ended the holds by itself,
 // or is about to.
-type Release func(ctx context.Context, c Charge, safe <-chan struct{})
+type Release func(ctx context.Context, c Target, safe <-chan struct{})
 
 // over is the message that dismisses a watchdog.
 const over = "over"

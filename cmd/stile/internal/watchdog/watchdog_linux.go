@@ -33,7 +33,7 @@ type Watchdog struct {
 // Start starts a watchdog for a command that may run until a deadline, as with [Watchdog.Until].
 // The watchdog must be closed before the command's process group number can be reused: while the
 // command has not been waited for.
-func Start(c Charge, deadline time.Duration) (_ *Watchdog, err error) {
+func Start(c Target, deadline time.Duration) (_ *Watchdog, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("start the watchdog: %w", err)
@@ -71,7 +71,7 @@ func Start(c Charge, deadline time.Duration) (_ *Watchdog, err error) {
 }
 
 // names returns the names of the locks.
-func (c Charge) names() []string {
+func (c Target) names() []string {
 	names := make([]string, 0, len(c.Holds))
 	for _, h := range c.Holds {
 		names = append(names, h.Name)
@@ -79,11 +79,11 @@ func (c Charge) names() []string {
 	return names
 }
 
-// chargeFile is the watchdog's descriptor of its charge. The file is in memory that is inaccessible
+// targetFile is the watchdog's descriptor of its charge. The file is in memory that is inaccessible
 // to other users: the charge may contain passwords, which must not appear in a list of processes.
-const chargeFile = 3
+const targetFile = 3
 
-func (c Charge) write() (*os.File, error) {
+func (c Target) write() (*os.File, error) {
 	fd, err := unix.MemfdCreate("stile-watchdog", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (c Charge) write() (*os.File, error) {
 }
 
 // readCharge reads a charge, and closes the file.
-func readCharge(f *os.File) (c Charge, err error) {
+func readCharge(f *os.File) (c Target, err error) {
 	defer f.Close()
 	if err := gob.NewDecoder(f).Decode(&c); err != nil {
 		return c, fmt.Errorf("the watchdog can only be started by stile run: %w", err)
@@ -153,8 +153,8 @@ func (w *Watchdog) send(text string) {
 
 // Run runs the watchdog: it watches a command by the messages on stdin.
 func Run(release Release) error {
-	inherited.Close(chargeFile) // it outlives its parent
-	c, err := readCharge(os.NewFile(chargeFile, "charge"))
+	inherited.Close(targetFile) // it outlives its parent
+	c, err := readCharge(os.NewFile(targetFile, "charge"))
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func Run(release Release) error {
 
 // orphaned kills the command after the process of the lock has ended, and then has the lock
 // released.
-func (c Charge) orphaned(deadline time.Duration, release Release) {
+func (c Target) orphaned(deadline time.Duration, release Release) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline-uptime.Now())
 	defer cancel()
 	safe, released := make(chan struct{}), make(chan struct{})
@@ -187,7 +187,7 @@ func (c Charge) orphaned(deadline time.Duration, release Release) {
 }
 
 // end kills the command, and reports whether all its processes are dead.
-func (c Charge) end(enough func() bool) bool {
+func (c Target) end(enough func() bool) bool {
 	for os.Getppid() == c.PID { // its pipe is closed before its children get a new parent
 		if enough() {
 			break

@@ -55,7 +55,7 @@ func TestWatchdog_doesNotBlock(t *testing.T) {
 // A charge may be larger than a pipe's buffer, and may not be UTF-8.
 func TestCharge_roundTrip(t *testing.T) {
 	t.Parallel()
-	c := Charge{
+	c := Target{
 		Tree: child.Tree{Group: 4711, Started: 1 << 40, Mark: "A=b"}, Holds: []Hold{{"demo", 1<<63 - 1, "ann@web-3"}, {"b", 2048, ""}},
 		URL: "etcd://root:secret@host", Dir: "/", Env: []string{"BYTES=\xff\xfe", "LONG=" + strings.Repeat("x", 1<<20)},
 		NotBefore: time.Hour, PID: 42,
