@@ -35,7 +35,7 @@ type lineWatch struct {
 	session *session
 	name    string
 	dir     string
-	ctx     context.Context // ends when the follower is dropped, or with the session
+	ctx     context.Context // ends when the watch is dropped, or with the session
 	stop    context.CancelFunc
 	wakeup  work.Signal // wakes the goroutine that follows the line
 
@@ -130,7 +130,7 @@ func (w *lineWatch) detach(e *entry) {
 	w.retireLocked()
 }
 
-// dropEntryLocked removes an entry from the follower.
+// dropEntryLocked removes an entry from the watch.
 func (w *lineWatch) dropEntryLocked(e *entry) {
 	if e.state == inLine {
 		w.session.own.forget(e.path())
@@ -140,8 +140,8 @@ func (w *lineWatch) dropEntryLocked(e *entry) {
 	delete(w.mine, e)
 }
 
-// retireLocked drops a follower without entries. The caller holds the mutexes of the session and
-// the follower.
+// retireLocked drops a watch without entries. The caller holds the mutexes of the session and
+// the watch.
 func (w *lineWatch) retireLocked() {
 	if len(w.mine) > 0 {
 		return
@@ -152,7 +152,7 @@ func (w *lineWatch) retireLocked() {
 	}
 }
 
-// close ends the follower with its session. If that was lost, the owners of the entries are
+// close ends the watch with its session. If that was lost, the owners of the entries are
 // notified.
 func (w *lineWatch) close(cause error, lost bool) {
 	w.mu.Lock()
@@ -260,7 +260,7 @@ func (w *lineWatch) evictedErr() error {
 	return fmt.Errorf("%s: %w: another client removed it, as stile break does, or its session ended", w.session.store, store.ErrGone)
 }
 
-// lineOf returns the follower of the directory dir; nil if the session has no entry there.
+// lineOf returns the watch of the directory dir; nil if the session has no entry there.
 func (se *session) lineOf(dir string) *lineWatch {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -419,7 +419,7 @@ func (w *lineWatch) wakeLocked() {
 	}
 }
 
-// run follows the line until the follower is dropped: it sets the watches that entries need, and
+// run follows the line until the watch is dropped: it sets the watches that entries need, and
 // reads the line if an event may have been missed. The handling of events does not wait for it.
 func (w *lineWatch) run() {
 	ticker := time.NewTicker(w.session.store.recheckInterval)

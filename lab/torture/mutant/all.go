@@ -32,8 +32,8 @@ func All() []Mutant {
 			Breaks: "a hold that is not confirmed in time is lost: here it lasts ten times as long",
 			Edits: []Edit{{
 				"internal/keeper/lease.go",
-				"return l.confirmed.Add(l.schedule.Valid) }",
-				"return l.confirmed.Add(10 * l.schedule.Valid) }",
+				"return l.confirmed.Add(l.schedule.Validity) }",
+				"return l.confirmed.Add(10 * l.schedule.Validity) }",
 			}},
 			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
 			CaughtBy: []string{verdict.RuleOverlap},
@@ -104,8 +104,8 @@ func All() []Mutant {
 				},
 				{
 					"store/etcdstore/held.go",
-					"case e.state != standing || uint64(at) < e.order:",
-					"case e.state != standing || uint64(at) < e.order || kv == nil:",
+					"case e.state != inLine || uint64(at) < e.order:",
+					"case e.state != inLine || uint64(at) < e.order || kv == nil:",
 				},
 			},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
@@ -159,7 +159,7 @@ func All() []Mutant {
 				},
 				{
 					"store/redisstore/line.lua",
-					"local passed = tonumber(place) <= past",
+					"local passed = tonumber(order) <= past",
 					"local passed = true -- so that tokens keep increasing",
 				},
 			},
@@ -182,8 +182,8 @@ func All() []Mutant {
 				},
 				{
 					"cmd/stile/internal/supervise/supervise.go",
-					"s.unwatched = time.After(interval)",
-					"s.unwatched = time.After(stile.MaxTTL)",
+					"s.watchdogDue = time.After(interval)",
+					"s.watchdogDue = time.After(stile.MaxTTL)",
 				},
 			},
 			Cluster: "etcd", Workload: "command", Faults: "holder-pause",
