@@ -43,7 +43,8 @@
 // # What it does not do
 //
 // Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself. If it
-// passes the hold's context to Lock, Lock returns [ErrReentrant] instead. Stile does not detect other
-// deadlocks; [Client.LockAll] takes several locks without one. A hold does not belong to a goroutine:
+// passes the hold's context to Lock, Lock returns [ErrReentrant] instead. Other deadlocks are not
+// prevented: [Client.WaitGraph] shows them, and [Client.LockAll] takes several locks without a deadlock
+// among its callers. A hold does not belong to a goroutine:
 // any goroutine may release it.
 package stile

@@ -13,9 +13,9 @@ import (
 // behind it get the lock too, and no writer gets it before this hold is released. Readers of the same
 // client that wait behind the hold join the line at its end.
 //
-// Stop writing before the call. The token stays the same, so a guard that compares tokens cannot tell
-// the reader from the writer that it was: it would accept a write that was given up but is still carried
-// out, while others read. The guard of etcdguard refuses such a write.
+// Stop writing before the call. The token stays the same. So a guard that compares tokens would accept a
+// write from before the downgrade that arrives late, for example one whose call has timed out, while
+// others already read. The guard of etcdguard refuses such a write.
 //
 // On success the lock is shared, in the store too. The errors are:
 //   - a [*LostError] if the hold was lost

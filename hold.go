@@ -299,8 +299,8 @@ func (h *Hold) releaseWithin(ctx context.Context) error {
 //
 // If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the
 // lock is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock], [Hold.Downgrade]). All
-// other errors are those of Release; after one, others may get the lock before d has passed, but not
-// before the session has ended.
+// other errors are those of Release. After a [*LostError] or [ErrNotKnown] others may have the lock already.
+// After any other error others may get it before d has passed, but not before the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return h.Release(ctx)

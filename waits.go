@@ -76,8 +76,8 @@ type WaitGraph struct {
 	Waits []HolderWait `json:"waits"`
 	// Cycles are the names of locks whose holders wait for each other: a holder of each waits for the
 	// next one, and a holder of the last for the first. At least one name of each cycle begins with the
-	// prefix. Each begins with its smallest name. If locks are part of several cycles, at least one
-	// cycle with each of them is here.
+	// prefix. Each begins with its smallest name. Not every cycle is here, but every lock
+	// that is part of such a cycle is in at least one.
 	Cycles [][]string `json:"cycles"`
 }
 
