@@ -146,8 +146,8 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 }
 
 // Terms returns what the store has granted the client's session: its TTL, and how much earlier than the
-// TTL the store may end it. It opens a session if there is no valid one. A session that follows a lost one may
-// have other terms; see [Hold.Terms] for those of a hold.
+// TTL the store may end it. It opens a session if there is no valid one. A session that follows a lost one
+// may have other terms; see [Hold.Terms] for those of a hold.
 func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
 	call, err := c.track(ctx)
 	if err != nil {

@@ -28,7 +28,8 @@
 // A [Mutex] has one holder, an [RWMutex] one writer or many readers, and a [Semaphore] as many holders
 // as it has slots. An [Election] is a mutex whose holder publishes a value. All of them return holds, and
 // the errors of this package. Callers get the lock in order of arrival, except on Redlock, where any
-// client that asks while the lock is free may get it.
+// client that asks while the lock is free may get it, and except on Redis for a waiter that cannot be
+// reached at its turn.
 //
 // A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a
 // semaphore of n slots. A request of another kind returns a [*KindError].

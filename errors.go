@@ -44,9 +44,9 @@ var (
 	ErrBadName = store.ErrBadName
 )
 
-// A KindError is returned if a name is in use for another kind of lock: as a semaphore and as something
-// else, or as semaphores with different numbers of slots. Mutexes and read-write locks are one kind.
-// It matches [ErrKind].
+// A KindError is returned if a name is in use for another kind of lock than the requested one: one of the
+// two is a semaphore and the other is not, or both are semaphores with different numbers of slots. Mutexes
+// and read-write locks are one kind. It matches [ErrKind].
 //
 // Its field Mode is the requested mode. Other is an entry in the line that shows the kind that the name
 // has. If the conflict is with a goroutine of the same client, and was found without a request to the

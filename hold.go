@@ -207,16 +207,17 @@ func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
 	return fail(err)
 }
 
-// Token returns the fencing token. It is positive, below 2^63, and larger than the token of every
+// Token returns the fencing token. On stores without fencing it is zero; all stores of this repository
+// have fencing. Otherwise it is positive, below 2^63, and larger than the token of every
 // earlier conflicting hold of the name, as long as the store keeps its data. It is made from the
 // order of the hold's entry in the store: see [store.TurnBits]. A resource that remembers the largest
 // token it has seen and refuses smaller ones is protected from holders that do not know yet that they
-// have lost. On stores without fencing it is zero.
+// have lost.
 func (h *Hold) Token() uint64 { return h.token }
 
 // Context returns a context that ends when the hold does. Its cause is a [*LostError] after a loss,
-// [ErrReleased] after a release, and [ErrYielded] after a Yield. It has the values of the context that was passed to the
-// locking method, or of the context that [Hooks] returned.
+// [ErrReleased] after a release, and [ErrYielded] after a Yield. It has the values of the context that was
+// passed to the locking method, or of the context that [Hooks] returned.
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Lost returns a channel that is closed when the hold is lost. It stays open after a release.
@@ -297,10 +298,11 @@ func (h *Hold) releaseWithin(ctx context.Context) error {
 // may round d up to a full second or to its minimum TTL. If d is zero or negative, ReleaseAfter is
 // Release.
 //
-// If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the
-// lock is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock], [Hold.Downgrade]). All
-// other errors are those of Release. After a [*LostError] or [ErrNotKnown] others may have the lock already.
-// After any other error others may get it before d has passed, but not before the session has ended.
+// If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the lock
+// is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock],
+// [Hold.Downgrade]). All other errors are those of Release. After a [*LostError] or [ErrNotKnown] others
+// may have the lock already. After any other error others may get it before d has passed, but not before
+// the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return h.Release(ctx)

@@ -18,13 +18,12 @@ const MaxTTL = 300 * time.Second
 
 // Options configures a [Client]. The zero value and a nil *Options select the defaults.
 type Options struct {
-	// TTL is how long the client's session lives in the store without renewal. After a crash, the
-	// client's locks are free again when it has passed. The session is renewed every 3/10 of the
-	// TTL. Its holds are lost 9/10 of the TTL after the last confirmed renewal was sent. Both are
-	// shorter on stores that may end sessions early ([store.Terms]). In the worst case an outage begins just
-	// before a renewal, and that renewal has to time out first. So an outage that is shorter than
-	// 4/10 of the TTL loses nothing, whenever it begins; on stores that may end sessions early it
-	// must be shorter still.
+	// TTL is how long the client's session lives in the store without renewal. After a crash, the client's
+	// locks are free again when it has passed. The session is renewed every 3/10 of the TTL. Its holds are
+	// lost 9/10 of the TTL after the last confirmed renewal was sent. Both are shorter on stores that may
+	// end sessions early ([store.Terms]). In the worst case an outage begins just before a renewal, and
+	// that renewal has to time out first. So an outage that is shorter than 4/10 of the TTL loses nothing,
+	// whenever it begins; on stores that may end sessions early it must be shorter still.
 	//
 	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum, or longer
 	// than the store's maximum or [MaxTTL], New returns an error. If only the server knows the

@@ -27,8 +27,8 @@ const (
 
 // A publisher publishes the owners of holds in the store: when the lock was acquired, and what its holder
 // waits for. Each tenure waits for its time on a timer, and then for one of publishParallel goroutines,
-// which exist only while there is work. So the cost is bounded however many tenures there are and however slow the store
-// is. No call waits for a publisher.
+// which exist only while there is work. So the cost is bounded however many tenures there are and however
+// slow the store is. No call waits for a publisher.
 type publisher struct {
 	mu      sync.Mutex
 	due     []*tenure

@@ -25,9 +25,10 @@ import (
 //   - The hold was downgraded. It joins the line as a reader.
 //   - The hold is a reader's and shares its entry with other readers of the client. It leaves that entry
 //     and gets one of its own. A writer gets the lock when the other readers have left too.
-//   - ctx has already ended. Yield only releases the lock.
 //
-// After an error the lock is not held, except after [ErrReentrant]. The errors are:
+// If ctx has already ended, Yield only releases the lock. After an error the lock is not held, except after
+// [ErrReentrant], and if the hold had yielded before: then the hold that the earlier Yield returned is
+// unchanged. The errors are:
 //   - a [*LostError] if the hold had been lost before the hand-over; Yield has not waited
 //   - one matching [ErrNotKnown] if that is unknown; Yield has not waited
 //   - one matching ctx.Err() if ctx ended; the entry is removed as after a failed Lock
