@@ -256,7 +256,8 @@ func TestRequests_failedTryLockWritesNothing(t *testing.T) {
 		t.Fatal("TryLock of a held lock succeeded")
 	}
 	wantRequests(t, "TryLock of a held lock", rec.takeLog(), "Txn", "Range")
-	after, err := server(t).Client(t).Get(t.Context(), name, clientv3.WithPrefix(), clientv3.WithMinModRev(before.Header.Revision+1))
+	// After a second the holder puts its own key again, to publish when it obtained the lock.
+	after, err := server(t).Client(t).Get(t.Context(), name, clientv3.WithPrefix(), clientv3.WithMinCreateRev(before.Header.Revision+1))
 	if err != nil || len(after.Kvs) > 0 {
 		t.Errorf("TryLock of a held lock wrote %v, %v; want nothing", after.Kvs, err)
 	}
