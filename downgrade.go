@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// Downgrade makes the hold of a writer that of a reader, without giving the lock up in between. Use it to
+// Downgrade turns a writer's hold into a reader's, without giving the lock up in between. Use it to
 // go on reading what was just written. The entry keeps its position in the line: the readers directly
 // behind it get the lock too, and no writer gets it before this hold is released. Readers of the same
 // client that wait behind the hold join the line at its end.
@@ -29,7 +29,8 @@ import (
 //
 // The hold of a reader is already shared: Downgrade returns nil. There is no way back, because two
 // readers that wait for each other to leave would wait for ever: release the lock and take it for
-// writing. The leader of an [Election] that is downgraded is not leader any more.
+// writing. A leader whose hold is
+// downgraded is no longer the leader of its [Election].
 func (h *Hold) Downgrade(ctx context.Context) error {
 	t, q := h.tenure, h.tenure.queue
 	fail := func(err error) error {

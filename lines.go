@@ -98,7 +98,7 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 
 // Resize sets the operator's limit of the slots of a name. The semaphore of that name then admits at most
 // that many holds, however many slots its clients declare. A limit larger than what they declare has no
-// effect, because no program gets a slot, or a slot number, that it does not expect. Declare as many slots
+// effect, because a program never gets more slots, or a larger slot number, than it has declared. Declare as many slots
 // as can ever be sensible, and limit them to what is sensible today. Zero removes the limit.
 //
 // The limit is a record in the store: it applies to all clients, is kept until it is changed or removed,

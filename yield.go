@@ -26,9 +26,9 @@ import (
 //   - The hold is a reader's and shares its entry with other readers of the client. It leaves that entry
 //     and gets one of its own. A writer gets the lock when the other readers have left too.
 //
-// If ctx has already ended, Yield only releases the lock. After an error the lock is not held, except after
-// [ErrReentrant], and if the hold had yielded before: then the hold that the earlier Yield returned is
-// unchanged. The errors are:
+// If ctx has already ended, Yield only releases the lock. After an error the lock is not
+// held. There are two exceptions: after [ErrReentrant] it is still held, and if the hold had yielded
+// before, the hold that the earlier Yield returned is unchanged. The errors are:
 //   - a [*LostError] if the hold had been lost before the hand-over; Yield has not waited
 //   - one matching [ErrNotKnown] if that is unknown; Yield has not waited
 //   - one matching ctx.Err() if ctx ended; the entry is removed as after a failed Lock
@@ -40,7 +40,8 @@ import (
 //   - the other errors of [Hold.Release] and [Mutex.Lock]
 //
 // Release of the old hold releases the new one. So one deferred Release of the first hold is enough, also
-// in a function run by Do. If Yield is still waiting, it ends the wait.
+// in a function run by Do. If Yield is still waiting, that Release
+// ends the wait.
 func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
