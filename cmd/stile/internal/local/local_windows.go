@@ -11,24 +11,24 @@ var errWindows = errors.New("there is no local server on Windows yet: start one 
 	"--url etcd://127.0.0.1:2379 or STILE_URL")
 
 // Ensure returns an error: there is no local server on Windows.
-func (h Home) Ensure(context.Context) (string, bool, error) { return "", false, errWindows }
+func (h ServerDir) Ensure(context.Context) (string, bool, error) { return "", false, errWindows }
 
-// Keep does nothing: there is no local server on Windows.
-func (h Home) Keep(context.Context, func(error)) {}
+// KeepRunning does nothing: there is no local server on Windows.
+func (h ServerDir) KeepRunning(context.Context, func(error)) {}
 
 // Neighbor returns nothing: there is no local server on Windows.
-func (h Home) Neighbor() string { return "" }
+func (h ServerDir) Neighbor() string { return "" }
 
 // Find returns an error that matches [ErrNone].
-func (h Home) Find(context.Context) (string, error) { return "", ErrNone }
+func (h ServerDir) Find(context.Context) (string, error) { return "", ErrNone }
 
 // PID returns "unknown": there is no local server on Windows.
-func (h Home) PID() string { return "unknown" }
+func (h ServerDir) PID() string { return "unknown" }
 
-// Silent returns an error: there is no local server on Windows.
-func (h Home) Silent() error { return errWindows }
+// UnresponsiveErr returns an error: there is no local server on Windows.
+func (h ServerDir) UnresponsiveErr() error { return errWindows }
 
 // Serve returns an error: there is no local server on Windows.
-func (h Home) Serve(context.Context, string, time.Duration, int, *slog.Logger) error {
+func (h ServerDir) Serve(context.Context, string, time.Duration, int, *slog.Logger) error {
 	return errWindows
 }

@@ -11,7 +11,7 @@ const Verb = "watchdog"
 type Watchdog struct{}
 
 // Start returns nil.
-func Start(Charge, time.Duration) (*Watchdog, error) { return nil, nil }
+func Start(Target, time.Duration) (*Watchdog, error) { return nil, nil }
 
 // Gone returns nil.
 func (w *Watchdog) Gone() <-chan struct{} { return nil }
