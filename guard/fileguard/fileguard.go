@@ -43,7 +43,7 @@ import (
 // another process runs its f. If ctx ends before f is run, f is not run, and the error matches ctx.Err() and
 // the cause of ctx. So pass the context of the hold: then f is never run after a loss that is known. If no
 // hold can have the token, the error matches [guard.ErrBadToken]. Do does not end f when ctx ends. If f was
-// run, Do returns its error, and the token counts as seen in any case.
+// run, Do returns its error. The token counts as seen then, and may be if f was not run.
 func Do(ctx context.Context, path string, token uint64, f func() error) (err error) {
 	if err := guard.CheckToken(path, token); err != nil {
 		return err
@@ -74,6 +74,9 @@ func Do(ctx context.Context, path string, token uint64, f func() error) (err err
 	}
 	if err != nil {
 		return fmt.Errorf("guard: %s: %w", fence.Name(), err)
+	}
+	if ctx.Err() != nil { // the disk may have been slow
+		return fmt.Errorf("guard: %s: %w", path, endOf(ctx))
 	}
 	return f()
 }

@@ -420,3 +420,27 @@ func TestTokens(t *testing.T) {
 	t.Parallel()
 	guardtest.Tokens(t, fileguard.Tokens{Dir: t.TempDir()})
 }
+
+// endsWhenRaised is a context that ends as soon as the fence has the token.
+type endsWhenRaised struct {
+	context.Context
+	fence, token string
+}
+
+func (c endsWhenRaised) Err() error {
+	if text, _ := os.ReadFile(c.fence); strings.Contains(string(text), c.token) {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+// The disk is so slow that the lock is lost while the token is written.
+func TestDo_contextEndsWhileTokenIsRaised(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "data")
+	ran := false
+	err := fileguard.Do(endsWhenRaised{t.Context(), path + ".fence", "987654321"}, path, 987654321, func() error { ran = true; return nil })
+	if !errors.Is(err, context.Canceled) || ran {
+		t.Errorf("got error %v and f run %t, want Canceled and f not run", err, ran)
+	}
+}

@@ -214,7 +214,7 @@ func (s Stdio) remarkOnce(c choice) {
 	if c.from != "" || !s.stderrIsTerminal() {
 		return
 	}
-	home, err := local.DefaultHome()
+	home, err := local.DefaultServerDir()
 	if err != nil {
 		return
 	}

@@ -208,11 +208,11 @@ func (x *execution) runUnder(l *lock, signals *child.Signals) (supervise.Result,
 	if err != nil {
 		return supervise.Result{}, err
 	}
-	charge := watchdog.Target{URL: x.store.url, Env: os.Environ(), NotBefore: uptime.Now() + time.Duration(x.minHold)}
+	target := watchdog.Target{URL: x.store.url, Env: os.Environ(), NotBefore: uptime.Now() + time.Duration(x.minHold)}
 	for _, h := range held {
-		charge.Holds = append(charge.Holds, watchdog.Hold{Name: h.Name, Token: h.Token, Owner: h.Owner})
+		target.Holds = append(target.Holds, watchdog.Hold{Name: h.Name, Token: h.Token, Owner: h.Owner})
 	}
-	charge.Dir, _ = os.Getwd() // if it is unknown, paths in the URL must be absolute
+	target.Dir, _ = os.Getwd() // if it is unknown, paths in the URL must be absolute
 	result, err := supervise.Run(supervise.Job{
 		Command: child.Command{
 			Path: x.path, Args: x.argv, Env: x.environment(held, value), Mark: heldVar + "=" + mark,
@@ -220,7 +220,7 @@ func (x *execution) runUnder(l *lock, signals *child.Signals) (supervise.Result,
 		},
 		Signals: signals, Hold: l.hold, Lock: l.what(), TTL: l.ttl, Renewals: l.renewals, Validity: record,
 		StopSignal: x.stopSignal, KillAfter: killAfter, Timeout: time.Duration(x.runTimeout),
-		Charge: charge, Say: x.stdio.say, Remark: l.remark, FormatCause: l.because,
+		Target: target, Say: x.stdio.say, Remark: l.remark, FormatCause: l.because,
 	})
 	if err != nil {
 		return result, commandFailure(err)

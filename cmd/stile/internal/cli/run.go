@@ -67,7 +67,7 @@ Exit codes:
 
 A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  stile run nightly-backup -- ./backup.sh
-  stile run -n reindex -- ./reindex --all; [ $? -ne 75 ] || echo "somebody else is at it"
+  stile run -n reindex -- ./reindex --all; test $? = 75 && echo "somebody else is at it"
   stile run -w 30 --ttl 10s deploy/web -- sh -c 'echo "token $STILE_TOKEN"; make deploy'
   stile run -n -q -E 0 --min-hold 50s report -- ./report   # in a crontab of several hosts
   stile run -n /var/lock/backup.lock ./backup.sh           # instead of flock -n …

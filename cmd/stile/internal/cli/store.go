@@ -69,7 +69,7 @@ func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error) {
 	switch {
 	case url == local.URL:
-		home, err := local.DefaultHome()
+		home, err := local.DefaultServerDir()
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +121,7 @@ func openRunning(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	if c.url != local.URL {
 		return storeurl.Open(ctx, c.url, nil)
 	}
-	home, err := local.DefaultHome()
+	home, err := local.DefaultServerDir()
 	if err != nil {
 		return nil, err
 	}

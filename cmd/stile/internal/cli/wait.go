@@ -26,9 +26,8 @@ func newWait(stdio Stdio) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait [flags] NAME",
 		Short: "Wait until nobody holds a lock, without taking it",
-		Long: `Wait until the lock NAME is free: nobody holds it, or any of its slots. stile wait neither takes
-the lock nor joins its line, so another client may hold it a moment later. To exclude others, use
-stile run.
+		Long: `Wait until nobody holds the lock NAME, or any slot of it. stile wait neither takes the lock nor joins
+its line, so another client may hold it a moment later. To exclude others, use stile run.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
@@ -46,7 +45,7 @@ Exit codes:
 A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  stile wait nightly-backup && echo "the backup is done"
   stile wait -w 1h deploy/web
-  stile wait -n nightly-backup; [ $? -ne 75 ] || echo "still at it"`,
+  stile wait -n nightly-backup; test $? = 75 && echo "still at it"`,
 		Args: nameArg(&w.name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.limitSet = cmd.Flags().Changed("wait")

@@ -60,8 +60,8 @@ func StateDir() (string, error) {
 // ServerDir is the directory of a local server.
 type ServerDir string
 
-// DefaultHome returns the home of the server behind local:.
-func DefaultHome() (ServerDir, error) {
+// DefaultServerDir returns the directory of the server behind local:.
+func DefaultServerDir() (ServerDir, error) {
 	dir, err := StateDir()
 	return ServerDir(filepath.Join(dir, "local")), err
 }

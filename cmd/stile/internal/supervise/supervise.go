@@ -33,8 +33,8 @@ type Job struct {
 	KillAfter  time.Duration
 	// Timeout is how long the command may run. Zero means no limit.
 	Timeout time.Duration
-	// Charge describes the lock to a watchdog.
-	Charge watchdog.Target
+	// Target describes the lock to a watchdog.
+	Target watchdog.Target
 	// Say shows the user a message. It may block, because a terminal may be held with ^S. Remark
 	// shows a message for verbose mode and does not block. Because formats an error of the store as
 	// a clause in parentheses.
@@ -135,7 +135,7 @@ func (s *supervisor) watch() (Outcome, int) {
 	timer := time.NewTimer(clockInterval)
 	defer timer.Stop()
 	defer func() { s.watchdog.Close() }()
-	s.Charge.Tree = s.process.Tree()
+	s.Target.Tree = s.process.Tree()
 	interval := min(time.Second, s.TTL/4)
 	s.watchdogDue = time.After(interval)
 	var timeout <-chan time.Time
@@ -243,7 +243,7 @@ func (s *supervisor) resume() {
 func (s *supervisor) startWatchdog(pause time.Duration) {
 	var err error
 	s.watchdogDue = nil
-	if s.watchdog, err = watchdog.Start(s.Charge, uptime.At(s.Hold.Deadline())); err != nil {
+	if s.watchdog, err = watchdog.Start(s.Target, uptime.At(s.Hold.Deadline())); err != nil {
 		s.Remark(err.Error())
 		s.watchdogDue = time.After(pause)
 	}

@@ -40,11 +40,11 @@ func Start(c Target, deadline time.Duration) (_ *Watchdog, err error) {
 		}
 	}()
 	c.PID = os.Getpid()
-	charge, err := c.write()
+	target, err := c.write()
 	if err != nil {
 		return nil, err
 	}
-	defer charge.Close()
+	defer target.Close()
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func Start(c Target, deadline time.Duration) (_ *Watchdog, err error) {
 	dog.Args[0] = "stile"
 	dog.Dir, dog.Env = "/", []string{}
 	dog.Stdin = read // nothing else is inherited: a reader may wait for the end of our output
-	dog.ExtraFiles = []*os.File{charge}
+	dog.ExtraFiles = []*os.File{target}
 	dog.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	w := &Watchdog{pipe: write, gone: make(chan struct{})}
 	w.Until(deadline) // so that it has one from its first moment
@@ -88,7 +88,7 @@ func (c Target) write() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "charge")
+	f := os.NewFile(uintptr(fd), "target")
 	err = gob.NewEncoder(f).Encode(c)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekStart) // the descriptors share the file position
@@ -100,8 +100,8 @@ func (c Target) write() (*os.File, error) {
 	return f, nil
 }
 
-// readCharge reads a charge, and closes the file.
-func readCharge(f *os.File) (c Target, err error) {
+// readTarget reads a charge, and closes the file.
+func readTarget(f *os.File) (c Target, err error) {
 	defer f.Close()
 	if err := gob.NewDecoder(f).Decode(&c); err != nil {
 		return c, fmt.Errorf("the watchdog can only be started by stile run: %w", err)
@@ -154,7 +154,7 @@ func (w *Watchdog) send(text string) {
 // Run runs the watchdog: it watches a command by the messages on stdin.
 func Run(release Release) error {
 	inherited.Close(targetFile) // it outlives its parent
-	c, err := readCharge(os.NewFile(targetFile, "charge"))
+	c, err := readTarget(os.NewFile(targetFile, "target"))
 	if err != nil {
 		return err
 	}

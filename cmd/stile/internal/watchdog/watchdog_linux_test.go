@@ -64,9 +64,9 @@ func TestCharge_roundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := readCharge(f)
+	again, err := readTarget(f)
 	if err != nil || !reflect.DeepEqual(again, c) {
-		t.Errorf("got %+v, %v; want the charge that was written", again, err)
+		t.Errorf("got %+v, %v; want the target that was written", again, err)
 	}
 	if _, err := f.Stat(); err == nil {
 		t.Error("the file is still open")

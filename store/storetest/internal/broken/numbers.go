@@ -78,13 +78,7 @@ func numberBugs() []Bug {
 		{
 			Name:   "gives numbers to entries that are gone",
 			Caught: "numbers/an entry that is gone cannot claim a number",
-			Plant: withClaim(func(ctx context.Context, inner store.Ticket) (int, uint64, error) {
-				number, order, err := inner.Extensions().ClaimNumber(ctx)
-				if errors.Is(err, store.ErrGone) {
-					return 0, 1, nil
-				}
-				return number, order, err
-			}),
+			Plant:  withClaim(claimWhenGone),
 		},
 		{
 			Name:   "counts the numbers of all lines together",
@@ -231,4 +225,13 @@ func leaksNumbers(after string) func(*memstore.Store) store.Store {
 			},
 		}
 	}
+}
+
+// claimWhenGone gives a number to an entry that is gone.
+func claimWhenGone(ctx context.Context, inner store.Ticket) (int, uint64, error) {
+	number, order, err := inner.Extensions().ClaimNumber(ctx)
+	if errors.Is(err, store.ErrGone) {
+		return 0, 1, nil
+	}
+	return number, order, err
 }

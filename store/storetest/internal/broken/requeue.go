@@ -153,13 +153,7 @@ func requeueBugs() []Bug {
 		{
 			Name:   "gives numbers to entries that were requeued",
 			Caught: "requeue/an entry that was requeued cannot claim a number",
-			Plant: withClaim(func(ctx context.Context, inner store.Ticket) (int, uint64, error) {
-				number, order, err := inner.Extensions().ClaimNumber(ctx)
-				if errors.Is(err, store.ErrGone) {
-					return 0, 1, nil
-				}
-				return number, order, err
-			}),
+			Plant:  withClaim(claimWhenGone),
 		},
 		{
 			Name:   "ignores the limit for requeued entries",
