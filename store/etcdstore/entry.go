@@ -182,7 +182,7 @@ func (a insertion) otherKind(e *entry) error {
 	if len(ahead) == 0 || line.SameKind(e.req.Mode, ahead[0].Mode) {
 		return nil
 	}
-	return &store.KindError{Mode: e.req.Mode, Other: storeEntry(ahead[0])}
+	return &store.KindError{Name: e.req.Name, Mode: e.req.Mode, Other: storeEntry(ahead[0])}
 }
 
 func (a insertion) blocking(e *entry) int {
