@@ -307,7 +307,7 @@ type Capabilities struct {
 	// EnqueueAll makes a call of [Session.Enqueue] for each of the requests, all in one step: the first
 	// entry joins its line at the same moment as the last one. So if two calls share names, the entries of
 	// one of them are ahead in all the lines that they share. The requests have different names and the
-	// same Try, and all are exclusive. session is one that this store has opened.
+	// same Try, and all are exclusive. A session that another store has opened is an error.
 	//
 	// On success the tickets are in the order of the requests. From then on each entry stands for itself:
 	// it is admitted, withdrawn or gone without regard to the others. But no later entry is

@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -46,7 +47,10 @@ func (r *renamed) Capabilities() store.Capabilities {
 	}
 	if inner.EnqueueAll != nil {
 		c.EnqueueAll = func(ctx context.Context, session store.Session, requests []store.Request) ([]store.Ticket, error) {
-			se := session.(*renamedSession)
+			se, ok := session.(*renamedSession)
+			if !ok {
+				return nil, fmt.Errorf("storetest: session %s was not opened by this store", session.ID())
+			}
 			inRenamed := slices.Clone(requests)
 			for i := range inRenamed {
 				inRenamed[i].Name = r.prefix + inRenamed[i].Name
