@@ -245,10 +245,8 @@ func (m *MultiHold) deliver(holds []*Hold) (err error) {
 			h.giveUp()
 		}
 	}()
-	for i, h := range holds {
-		if i > 0 {
-			h.place.attempt.ctx = holdContext{h.place.attempt.ctx, holds[i-1]} // see outerHold
-		}
+	for _, h := range holds {
+		h.place.attempt.ctx = m.withHolds(h.place.attempt.ctx)
 		if !h.deliver() {
 			return fmt.Errorf("%w: %w", errLostOne, h.Err())
 		}
