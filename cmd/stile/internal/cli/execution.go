@@ -220,7 +220,7 @@ func (x *execution) runUnder(l *lock, signals *child.Signals) (supervise.Result,
 		},
 		Signals: signals, Hold: l.hold, Lock: l.what(), TTL: l.ttl, Renewals: l.renewals, Validity: record,
 		StopSignal: x.stopSignal, KillAfter: killAfter, Timeout: time.Duration(x.runTimeout),
-		Target: target, Say: x.stdio.say, Remark: l.remark, FormatCause: l.because,
+		Target: target, Say: x.stdio.say, Report: l.reportAsync, FormatCause: l.because,
 	})
 	if err != nil {
 		return result, commandFailure(err)
