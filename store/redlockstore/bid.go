@@ -59,13 +59,13 @@ const (
 
 // newBid returns a bid that is at no master yet.
 func (s *Store) newBid(name string, v value, ttl time.Duration) (*bid, error) {
-	c := &bid{store: s, name: name, id: newID(), info: v, ttl: ttl, placements: make([]placement, len(s.masters))}
+	b := &bid{store: s, name: name, id: newID(), info: v, ttl: ttl, placements: make([]placement, len(s.masters))}
 	for i, m := range s.masters {
-		c.placements[i].master = m
+		b.placements[i].master = m
 	}
 	var err error
-	c.value, err = v.encode(c.id)
-	return c, err
+	b.value, err = v.encode(b.id)
+	return b, err
 }
 
 // existingLock is the lock that a master has instead of the bid.

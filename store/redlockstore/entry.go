@@ -102,11 +102,11 @@ func (e *entry) attempt(ctx context.Context) (*bid, result) {
 	defer cancel()
 	info := e.info
 	info.Owner.Obtained = time.Now() // in case it wins
-	c, err := e.session.store.newBid(e.req.Name, info, e.session.ttl)
+	b, err := e.session.store.newBid(e.req.Name, info, e.session.ttl)
 	if err != nil {
 		return nil, result{err: err}
 	}
-	return c, c.take(within)
+	return b, b.take(within)
 }
 
 // tryJoin tries to take the lock, and leaves the entry admitted or waiting, or returns an error.
@@ -143,17 +143,17 @@ func (e *entry) tryJoin(ctx context.Context) error {
 // admit admits the entry with a bid that has won. It reports false if the bid has been lost
 // meanwhile. If the entry was withdrawn, or the session has ended, the bid is removed; the latter
 // is an error.
-func (e *entry) admit(ctx context.Context, c *bid) (ok bool, err error) {
+func (e *entry) admit(ctx context.Context, b *bid) (ok bool, err error) {
 	for {
-		ok, err := e.admitIfCurrent(c)
+		ok, err := e.admitIfCurrent(b)
 		if err != nil {
-			c.drop()
+			b.drop()
 		}
 		if ok || err != nil {
 			return ok, err
 		}
-		if !c.renewAlone(ctx) {
-			c.drop()
+		if !b.renewAlone(ctx) {
+			b.drop()
 			return false, nil
 		}
 	}
@@ -162,19 +162,19 @@ func (e *entry) admit(ctx context.Context, c *bid) (ok bool, err error) {
 // admitIfCurrent admits the entry if its bid need not be renewed first; otherwise it reports
 // false. A confirmation that finds the bid lost waits for e.mu, so the loss is delivered after
 // the admission.
-func (e *entry) admitIfCurrent(c *bid) (ok bool, err error) {
+func (e *entry) admitIfCurrent(b *bid) (ok bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == over {
-		c.drop()
+		b.drop()
 		return true, e.session.checkAlive()
 	}
-	if ok, err := e.session.addHeld(e, c); !ok || err != nil {
+	if ok, err := e.session.addHeld(e, b); !ok || err != nil {
 		return false, err
 	}
 	e.state = admitted
 	e.delivery.Begin()
-	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: c.order})
+	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: b.order})
 	time.AfterFunc(subscribeDelay, func() { e.session.life.Start(e.watchRemoval) })
 	return true, nil
 }
