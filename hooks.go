@@ -117,7 +117,7 @@ func (o Outcome) String() string {
 
 // A HoldStartEvent describes a new hold.
 type HoldStartEvent struct {
-	// Name is the lock's name, Mode the mode of the hold when it was obtained.
+	// Name is the lock's name, Mode the mode of the hold when it was acquired.
 	Name string
 	Mode line.Mode
 	// Token is the hold's fencing token. See [Hold.Token].

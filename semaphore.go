@@ -45,7 +45,7 @@ func (c *Client) Semaphore(name string, slots int) *Semaphore {
 // slots − 1 that no other numbered hold of the name has at that time. Use it if each slot stands for
 // something of its own: a GPU, a port, a license.
 //
-// A number is claimed in the store when the lock is obtained, which is at least one more request for
+// A number is claimed in the store when the lock is acquired, which is at least one more request for
 // each hold, and more if several holders claim numbers at the same time. If the claim fails, the locking
 // method returns an error and the slot is free again; the error matches [ErrNoNumber] if all numbers
 // are taken.

@@ -103,6 +103,19 @@ func TestElect_restart(t *testing.T) {
 	}
 }
 
+// A script that is not there when it is to be started again is reported as such, not as a script
+// without an interpreter.
+func TestElect_commandRemoved(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	script := m.write("script", "#!/bin/sh\nrm \"$0\"\n", 0o700)
+	c := m.elect("--restart", "always", "api", "--", script)
+	if code, want := c.exitCode(), "command not found: "+script; code != 127 || !strings.Contains(c.stderr.String(), want) {
+		t.Errorf("got exit code %d and %q, want 127 and %q", code, c.stderr, want)
+	}
+}
+
 // A command that was asked to end is not started again, however it ends.
 func TestElect_signals(t *testing.T) {
 	t.Parallel()

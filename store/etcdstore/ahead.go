@@ -16,15 +16,15 @@ type sizes struct {
 	// readAtJoin is how many entries an exclusive entry reads when it joins a line, its own among
 	// them. If there are more, it does not know the line. At least 1.
 	readAtJoin int
-	// near is how many entries may be ahead of an exclusive entry for which a watch of its line is
-	// opened. If there are more, it follows one of them.
-	near int
-	// crowd is how many may be ahead if the watch is open, because the session had an entry in the line
-	// before. Then it costs less to keep the watch than to follow entries.
-	crowd int
+	// watchLimit is how many entries may be ahead of an exclusive entry for which a watch of its line
+	// is opened. If there are more, it follows one of them.
+	watchLimit int
+	// keepWatchLimit is how many may be ahead if the watch is open, because the session had an entry in
+	// the line before. Then it costs less to keep the watch than to follow entries.
+	keepWatchLimit int
 }
 
-var defaultSizes = sizes{readAtJoin: 8, near: 8, crowd: 32}
+var defaultSizes = sizes{readAtJoin: 8, watchLimit: 8, keepWatchLimit: 32}
 
 // linePart is a part of a line: the entries that joined up to a given order.
 type linePart struct {

@@ -53,8 +53,8 @@ type entry struct {
 	current        value // the value as last set
 	state          entryState
 	tracker        *line.Tracker // the entries ahead, while standing; nil while they are not all known
-	far            int           // while place is nil: at most so many entries are ahead
-	followed       *listedEntry  // while place is nil: one of the entries ahead; nil if none is known
+	aheadBound     int           // while tracker is nil: at most so many entries are ahead
+	followed       *listedEntry  // while tracker is nil: one of the entries ahead; nil if none is known
 	following      bool          // the watch of followed is complete
 	followedLeft   bool          // the entry that was followed has left
 	changes        []change      // those received while the entry was being inserted
@@ -162,7 +162,8 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 type insertion struct {
 	order  uint64
 	others []listedEntry // the entries in the line at that revision; only some if there were many
-	many   int           // if not zero, there were many: at most so many are ahead
+	// aheadBound is not zero if only some entries were read: at most so many are ahead.
+	aheadBound int
 
 	limit   int   // the operator's limit of slots; zero if there is none
 	limitAt int64 // the revision at which it was read
@@ -186,8 +187,8 @@ func (a insertion) otherKind(e *entry) error {
 }
 
 func (a insertion) blocking(e *entry) int {
-	if a.many > 0 {
-		return a.many
+	if a.aheadBound > 0 {
+		return a.aheadBound
 	}
 	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
 	tracker := line.NewTracker(me, entries(a.others))
@@ -330,7 +331,7 @@ func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.Response
 	if !read.More {
 		return a, nil
 	}
-	a.many = int(read.Count) - 1
+	a.aheadBound = int(read.Count) - 1
 	if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
 		ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
 		if err != nil {
@@ -352,7 +353,7 @@ func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, b
 		err = e.readLimit(ctx, &a)
 	}
 	if !read.complete {
-		a.many = read.keys - 1
+		a.aheadBound = read.keys - 1
 	}
 	return a, there, err
 }

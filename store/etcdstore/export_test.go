@@ -23,7 +23,9 @@ func (s *Store) SetTimes(t Times) {
 }
 
 // SetSizes replaces the store's sizes. It must be called before the store is used.
-func (s *Store) SetSizes(readAtJoin, near, crowd int) { s.sizes = sizes{readAtJoin, near, crowd} }
+func (s *Store) SetSizes(readAtJoin, watchLimit, keepWatchLimit int) {
+	s.sizes = sizes{readAtJoin, watchLimit, keepWatchLimit}
+}
 
 // LineWatched reports whether a session has an open, complete watch of a line.
 func LineWatched(s store.Session, name string) (watched bool) {

@@ -42,7 +42,7 @@ func (e *entry) blockingLocked() int {
 	case e.delivery.Admitted():
 		return 0
 	case e.tracker == nil:
-		return max(1, e.far)
+		return max(1, e.aheadBound)
 	}
 	return e.tracker.Blocking()
 }
@@ -73,9 +73,9 @@ func (w *lineWatch) rereadExtent() (last uint64, limit int) {
 		}
 	}
 	if e := w.onlyLocked(); e != nil && e.req.Mode == line.Exclusive && e.blockingLocked() > 0 {
-		limit = w.session.store.sizes.near
+		limit = w.session.store.sizes.watchLimit
 		if w.open != 0 {
-			limit = w.session.store.sizes.crowd
+			limit = w.session.store.sizes.keepWatchLimit
 		}
 		limit += 2 // the entry itself, and the one to follow
 	}

@@ -61,11 +61,11 @@ type lineWatch struct {
 	ctx        context.Context // ends when the line need not be followed any more, or with the session
 	stop       context.CancelFunc
 	rereadNow  work.Signal // makes the watching goroutine read the line
-	crowded    bool        // the line had many entries when one of mine joined; guarded by mu
+	crowded    bool        // more than keepWatchLimit entries were ahead of one of mine when it joined; guarded by mu
 	emptyReads int         // consecutive periodic reads that found nothing new; used only by the watching goroutine
 
 	mu       sync.Mutex
-	mine     map[*entry]struct{} // joining or standing
+	mine     map[*entry]struct{} // joining or in the line
 	watching bool                // the goroutine has been started
 	open     int                 // number of the watch that is open and complete; zero if none is
 	puts     bool                // that watch, or the one being opened, delivers puts
@@ -131,12 +131,12 @@ func (w *lineWatch) markInLine(e *entry, a insertion) bool {
 	}
 	e.state = inLine
 	e.delivery.Begin()
-	if e.far = a.many; e.far == 0 {
+	if e.aheadBound = a.aheadBound; e.aheadBound == 0 {
 		e.tracker = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
 		w.noteLimitLocked(a.limit, a.limitAt)
 		e.tracker.SetLimit(w.limit)
 	}
-	w.crowded = e.far > w.session.store.sizes.crowd
+	w.crowded = e.aheadBound > w.session.store.sizes.keepWatchLimit
 	changes := e.changes
 	e.changes = nil
 	for together := range byRevision(changes) {
@@ -569,10 +569,10 @@ func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 				e.tracker.SetLimit(w.limit)
 			}
 			e.tracker.Reread(others)
-			e.far, e.followed = 0, nil
+			e.aheadBound, e.followed = 0, nil
 			changed = w.deliverLocked(e) || changed
 		default:
-			e.far = min(e.blockingLocked(), read.keys-1)
+			e.aheadBound = min(e.blockingLocked(), read.keys-1)
 			e.tracker, e.followed = nil, &read.entries[len(read.entries)-1]
 			changed = w.deliverLocked(e) || changed
 		}

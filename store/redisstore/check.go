@@ -148,7 +148,7 @@ func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, add func(
 	if s.server.cluster {
 		return nil // there a channel belongs to one node; the first waiter finds out
 	}
-	channel := s.server.wakePrefix(0) + s.client
+	channel := s.server.wakePrefix(0) + s.id
 	err := s.server.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed {
 		return b.Publish().Channel(channel).Message("").Build()
 	}).err

@@ -149,10 +149,10 @@ func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 		flag = "l"
 	}
 	o := operation{
-		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.payload}, session: e.session.key(),
+		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.id, flag, e.payload}, session: e.session.key(),
 	}
 	if e.replaces != nil {
-		o.op, o.args = "requeue", []string{e.replaces.id, e.id, milliseconds(keep), s.client, flag, e.payload}
+		o.op, o.args = "requeue", []string{e.replaces.id, e.id, milliseconds(keep), s.id, flag, e.payload}
 	}
 	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{o})[0]
 	if r.err != nil {

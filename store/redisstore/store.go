@@ -58,7 +58,7 @@ const DefaultWaitTimeout = time.Second
 type Store struct {
 	server *server
 	logger *slog.Logger
-	client string // part of the names of the channels to which this store subscribes
+	id     string // part of the names of the channels to which this store subscribes
 
 	interval     pollInterval
 	dropMessages bool // ignore published messages, to test that polling suffices
@@ -66,7 +66,7 @@ type Store struct {
 	mu          sync.Mutex
 	open        int                           // open sessions
 	subscribers map[uint16]*subscriber        // by section; in a cluster, of the sections in which an entry has waited while there were sessions
-	entries     map[string]*entry             // by id: entries that are joining or standing
+	entries     map[string]*entry             // by id: entries that are joining or in their lines
 	pollers     map[uint16]map[string]*poller // by section and name
 }
 
@@ -111,7 +111,7 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 			subscriptions:      make(map[*subscription]struct{}),
 		},
 		logger:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
-		client:      rand.Text(),
+		id:          rand.Text(),
 		interval:    pollInterval{minPollInterval, maxPollInterval},
 		subscribers: make(map[uint16]*subscriber),
 		entries:     make(map[string]*entry),
@@ -225,7 +225,7 @@ func (s *Store) awaitAbandonedCalls(ctx context.Context) {
 func (s *Store) subscriberLocked(section uint16) *subscriber {
 	sub := s.subscribers[section]
 	if sub == nil {
-		sub = s.subscribe(s.server.wakePrefix(section)+s.client, func() { s.pollAll(section) }, s.received)
+		sub = s.subscribe(s.server.wakePrefix(section)+s.id, func() { s.pollAll(section) }, s.received)
 		s.subscribers[section] = sub
 	}
 	return sub

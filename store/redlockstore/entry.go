@@ -54,14 +54,14 @@ type entry struct {
 	life    context.Context // ends when the entry needs no more work
 	stop    context.CancelFunc
 	stopped chan struct{} // closed when it no longer tries to take the lock
-	claim   *claim        // the claim that it was admitted with; set once, with mu held, before the entry is in the session's held set
+	bid     *bid          // the bid that it was admitted with; set once, with mu held, before the entry is in the session's held set
 
-	// Lock order: mu, the session's mu, the claim's mu.
+	// Lock order: mu, the session's mu, the bid's mu.
 	mu          sync.Mutex
 	state       state
 	delivery    delivery.Delivery
 	gone        error    // why it ended without a withdrawal
-	leaving     *removal // the removal of its claim or, if it was not admitted, of its last attempt
+	leaving     *removal // the removal of its bid or, if it was not admitted, of its last attempt
 	withdrawing bool
 	detachment  *detachment // set by withdrawAfter
 }
@@ -97,16 +97,16 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 }
 
 // attempt tries to take the lock once.
-func (e *entry) attempt(ctx context.Context) (*claim, result) {
+func (e *entry) attempt(ctx context.Context) (*bid, result) {
 	within, cancel := context.WithTimeout(ctx, min(e.session.ttl/2, maxAttemptTime))
 	defer cancel()
 	info := e.info
 	info.Owner.Obtained = time.Now() // in case it wins
-	c, err := e.session.store.newClaim(e.req.Name, info, e.session.ttl)
+	b, err := e.session.store.newBid(e.req.Name, info, e.session.ttl)
 	if err != nil {
 		return nil, result{err: err}
 	}
-	return c, c.take(within)
+	return b, b.take(within)
 }
 
 // tryJoin tries to take the lock, and leaves the entry admitted or waiting, or returns an error.
@@ -140,58 +140,58 @@ func (e *entry) tryJoin(ctx context.Context) error {
 	}
 }
 
-// admit admits the entry with a claim that has won. It reports false if the claim has been lost
-// meanwhile. If the entry was withdrawn, or the session has ended, the claim is removed; the latter
+// admit admits the entry with a bid that has won. It reports false if the bid has been lost
+// meanwhile. If the entry was withdrawn, or the session has ended, the bid is removed; the latter
 // is an error.
-func (e *entry) admit(ctx context.Context, c *claim) (ok bool, err error) {
+func (e *entry) admit(ctx context.Context, b *bid) (ok bool, err error) {
 	for {
-		ok, err := e.admitIfCurrent(c)
+		ok, err := e.admitIfCurrent(b)
 		if err != nil {
-			c.drop()
+			b.drop()
 		}
 		if ok || err != nil {
 			return ok, err
 		}
-		if !c.renewAlone(ctx) {
-			c.drop()
+		if !b.renewAlone(ctx) {
+			b.drop()
 			return false, nil
 		}
 	}
 }
 
-// admitIfCurrent admits the entry if its claim need not be renewed first; otherwise it reports
-// false. A confirmation that finds the claim lost waits for e.mu, so the loss is delivered after
+// admitIfCurrent admits the entry if its bid need not be renewed first; otherwise it reports
+// false. A confirmation that finds the bid lost waits for e.mu, so the loss is delivered after
 // the admission.
-func (e *entry) admitIfCurrent(c *claim) (ok bool, err error) {
+func (e *entry) admitIfCurrent(b *bid) (ok bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == over {
-		c.drop()
+		b.drop()
 		return true, e.session.checkAlive()
 	}
-	if ok, err := e.session.addHeld(e, c); !ok || err != nil {
+	if ok, err := e.session.addHeld(e, b); !ok || err != nil {
 		return false, err
 	}
 	e.state = admitted
 	e.delivery.Begin()
-	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: c.order})
+	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: b.order})
 	time.AfterFunc(subscribeDelay, func() { e.session.life.Start(e.watchRemoval) })
 	return true, nil
 }
 
-// renewAlone renews the claim alone. It reports false if the claim is lost or the masters do not
+// renewAlone renews the bid alone. It reports false if the bid is lost or the masters do not
 // answer.
-func (c *claim) renewAlone(ctx context.Context) bool {
-	within, cancel := context.WithTimeout(ctx, c.ttl/5)
+func (b *bid) renewAlone(ctx context.Context) bool {
+	within, cancel := context.WithTimeout(ctx, b.ttl/5)
 	defer cancel()
 	sent := bootclock.Now()
-	lost, err := c.store.renew(within, []*claim{c}, c.ttl)
+	lost, err := b.store.renew(within, []*bid{b}, b.ttl)
 	if err != nil || len(lost) > 0 {
 		return false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.renewed = sent
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.renewed = sent
 	return true
 }
 
@@ -204,13 +204,13 @@ func (e *entry) watchRemoval() {
 	s := e.session.store
 	taken := newQuorumSignal(s.quorum)
 	received := func(n event) {
-		if n.payload == "-"+e.claim.id {
+		if n.payload == "-"+e.bid.id {
 			taken.received(n)
 		}
 	}
 	defer s.subscriptions.listen(topic{channel: s.keys.channel(e.req.Name)}, received)()
 	for taken.wait(e.life, -1) {
-		lost, err := s.renew(e.life, []*claim{e.claim}, e.session.ttl)
+		lost, err := s.renew(e.life, []*bid{e.bid}, e.session.ttl)
 		if err == nil && len(lost) > 0 {
 			e.evict()
 		}
@@ -229,7 +229,7 @@ func (e *entry) evict() {
 	e.delivery.Deliver(store.Standing{State: store.Gone, Cause: cause})
 	e.state, e.gone = over, cause
 	e.stop()
-	e.claim.drop()
+	e.bid.drop()
 }
 
 // sessionEnded ends an entry with its session.
@@ -244,8 +244,8 @@ func (e *entry) sessionEnded(cause error, lost bool) {
 		e.delivery.Deliver(store.Standing{State: store.Gone, Cause: cause})
 	}
 	e.state, e.gone = over, cause
-	if e.claim != nil {
-		e.leaving = e.claim.drop()
+	if e.bid != nil {
+		e.leaving = e.bid.drop()
 	}
 }
 
@@ -281,9 +281,9 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	e.state = over
 	e.delivery.Silence()
 	e.stop()
-	wasAdmitted := e.claim != nil
+	wasAdmitted := e.bid != nil
 	if wasAdmitted && e.leaving == nil {
-		e.leaving = e.claim.drop()
+		e.leaving = e.bid.drop()
 	}
 	e.mu.Unlock()
 	e.session.remove(e)
@@ -307,7 +307,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	return nil
 }
 
-// awaitRemoval waits until the entry's claim is removed, and returns whether it was there.
+// awaitRemoval waits until the entry's bid is removed, and returns whether it was there.
 func (e *entry) awaitRemoval(ctx context.Context) (presence, error) {
 	e.mu.Lock()
 	leaving := e.leaving

@@ -10,35 +10,35 @@ import (
 	"testing"
 )
 
-// state is an abstract state of three masters and two claimants, as far as orders are concerned.
-// Each claimant tries to take the lock once. Its requests are sent as soon as possible, and arrive
+// state is an abstract state of three masters and two bidders, as far as orders are concerned.
+// Each bidder tries to take the lock once. Its requests are sent as soon as possible, and arrive
 // at any time or never; so do the replies. The masters' clocks stand still, so they do not help.
 type state struct {
-	entry    [3]int8 // owner at each master: a claimant, counted from 1, or 0
+	entry    [3]int8 // owner at each master: a bidder, counted from 1, or 0
 	fence    [3]int8 // the largest order that the master has recorded
-	by       [2]claimant
+	by       [2]bidder
 	last     int8 // the largest order of an admission so far
 	losses   int8 // how many entries may still end too early, because a master's clock is set forward
 	restarts int8 // how often a master may still lose its data
-	wrong    bool // a claimant was admitted with an order that is not larger than those before
+	wrong    bool // a bidder was admitted with an order that is not larger than those before
 }
 
 const majority = 2
 
-type claimant struct {
+type bidder struct {
 	does     int8
 	at       [3]int8
 	proposed [3]int8 // by each master, until the order is chosen
 	order    int8
 }
 
-const ( // state of a claimant
+const ( // state of a bidder
 	trying int8 = iota
 	holds
 	gone // it has given up, released or crashed; its entries end at any time, each by itself
 )
 
-const ( // progress of a claimant at a master
+const ( // progress of a bidder at a master
 	taking   int8 = iota // the request to put the entry in is in flight
 	taken                // the reply is in flight
 	granting             // the order is in flight, once it is chosen
@@ -47,7 +47,7 @@ const ( // progress of a claimant at a master
 
 // rules are the rules of package redlockstore, or wrong variants.
 type rules struct {
-	oneRound       bool // a claimant is admitted when a majority has put it in
+	oneRound       bool // a bidder is admitted when a majority has put it in
 	acceptsSmaller bool // a master accepts an order although it has recorded a larger one
 }
 
@@ -79,7 +79,7 @@ func (r rules) next(s state) (all []state) {
 	return all
 }
 
-// step performs the next step between a claimant and a master, and reports whether there is one.
+// step performs the next step between a bidder and a master, and reports whether there is one.
 func (r rules) step(s *state, i, m int) bool {
 	c := &s.by[i]
 	switch at := &c.at[m]; {
@@ -106,7 +106,7 @@ func (r rules) step(s *state, i, m int) bool {
 	return true
 }
 
-// count returns at how many masters a claimant has the given progress, and how many of those have
+// count returns at how many masters a bidder has the given progress, and how many of those have
 // its entry.
 func (s *state) count(i int, progress int8) (n, have int) {
 	for m, at := range s.by[i].at {
@@ -119,7 +119,7 @@ func (s *state) count(i int, progress int8) (n, have int) {
 	return n, have
 }
 
-// admit admits a claimant that tries, if enough is true. A claimant that has lost an entry by then
+// admit admits a bidder that tries, if enough is true. A bidder that has lost an entry by then
 // may be admitted after its successor: then its order is the smaller one, and should be.
 func (s *state) admit(i int, progress int8, enough bool) {
 	if c := &s.by[i]; enough && c.does == trying {

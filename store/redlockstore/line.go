@@ -32,7 +32,7 @@ func (e *entry) wait() error {
 // contend too, for a random time: clients that try at the same moment get a minority each, and none
 // gets the lock.
 func (e *entry) contend() {
-	var c *claim
+	var c *bid
 	defer func() { e.endContention(c) }()
 	s := e.session.store
 	freed := newQuorumSignal(s.quorum)
@@ -56,11 +56,11 @@ func (e *entry) contend() {
 }
 
 // endContention records that the entry no longer tries to take the lock. If it was not admitted,
-// its last claim is removed.
-func (e *entry) endContention(last *claim) {
+// its last bid is removed.
+func (e *entry) endContention(last *bid) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.claim == nil && last != nil {
+	if e.bid == nil && last != nil {
 		e.leaving = last.drop()
 	}
 	close(e.stopped)

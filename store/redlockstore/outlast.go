@@ -61,7 +61,7 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 // over or the session has ended. A later call of withdrawAfter replaces it.
 func (e *entry) applyDetachment(k *detachment) {
 	defer close(k.done)
-	s, c := e.session.store, e.claim
+	s, c := e.session.store, e.bid
 	for {
 		left := time.Until(k.until)
 		if left <= 0 {
@@ -97,15 +97,15 @@ func (e *entry) isCurrent(k *detachment) bool {
 	return e.detachment == k && e.state == detached
 }
 
-// keep sets how long the claim stands. kept reports whether a majority of the masters has done so,
-// lost whether none can because the claim is gone.
-func (c *claim) keep(ctx context.Context, d time.Duration) (kept, lost bool, err error) {
-	s := c.store
-	within, cancel := context.WithTimeout(ctx, min(c.ttl/2, maxAttemptTime))
+// keep sets how long the bid stands. kept reports whether a majority of the masters has done so,
+// lost whether none can because the bid is gone.
+func (b *bid) keep(ctx context.Context, d time.Duration) (kept, lost bool, err error) {
+	s := b.store
+	within, cancel := context.WithTimeout(ctx, min(b.ttl/2, maxAttemptTime))
 	defer cancel()
 	answers := s.askAll(within, keepScript,
-		[]string{s.keys.lock(c.name), s.keys.fence(c.name), s.keys.index()},
-		[]string{c.id, millis(d + slack(d)), millis(d + fenceTTL), c.name})
+		[]string{s.keys.lock(b.name), s.keys.fence(b.name), s.keys.index()},
+		[]string{b.id, millis(d + slack(d)), millis(d + fenceTTL), b.name})
 	replies := s.newTally()
 	have, lack := 0, 0
 	for !replies.all() {

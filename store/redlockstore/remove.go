@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// removal counts the answers of the masters while a claim is removed.
+// removal counts the answers of the masters while a bid is removed.
 type removal struct {
 	quorum  int
 	mu      sync.Mutex
@@ -24,7 +24,7 @@ type removal struct {
 	done    chan struct{} // closed when the outcome is known, or every master has answered or failed
 }
 
-// presence is whether a claim was there when it was removed.
+// presence is whether a bid was there when it was removed.
 type presence uint8
 
 const (
@@ -37,10 +37,10 @@ func newRemoval(s *Store) *removal {
 	return &removal{quorum: s.quorum, replies: s.newTally(), done: make(chan struct{})}
 }
 
-// record counts the answer of one master: whether it has deleted the claim, and if not (doubt),
-// whether an earlier request without a reply may have. The claim is out when a majority does not
+// record counts the answer of one master: whether it has deleted the bid, and if not (doubt),
+// whether an earlier request without a reply may have. The bid is out when a majority does not
 // have it. If it is then unknown whether a majority had it, the other masters are waited for. That
-// is rare: it needs a master that did not have the claim, or that did not answer at once.
+// is rare: it needs a master that did not have the bid, or that did not answer at once.
 func (d *removal) record(m *master, deleted, doubt bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -66,7 +66,7 @@ func (d *removal) record(m *master, deleted, doubt bool, err error) {
 	}
 }
 
-// goneLocked counts the masters that do not have the claim.
+// goneLocked counts the masters that do not have the bid.
 func (d *removal) goneLocked() int { return d.absent + d.deleted + d.unclear }
 
 // settleLocked fixes the outcome.
@@ -84,7 +84,7 @@ func (d *removal) settleLocked() {
 	close(d.done)
 }
 
-// outcome returns whether the claim was there when it was removed. The error means that it may not
+// outcome returns whether the bid was there when it was removed. The error means that it may not
 // be out.
 func (d *removal) outcome() (presence, error) {
 	d.mu.Lock()
@@ -95,40 +95,40 @@ func (d *removal) outcome() (presence, error) {
 	return d.found, nil
 }
 
-// drop removes the claim in the background: at once where no request to put it in is unanswered, at
+// drop removes the bid in the background: at once where no request to put it in is unanswered, at
 // the other masters after that reply.
-func (c *claim) drop() *removal {
-	c.mu.Lock()
-	if c.leaving != nil {
-		defer c.mu.Unlock()
-		return c.leaving
+func (b *bid) drop() *removal {
+	b.mu.Lock()
+	if b.leaving != nil {
+		defer b.mu.Unlock()
+		return b.leaving
 	}
-	d := newRemoval(c.store)
-	c.leaving = d
+	d := newRemoval(b.store)
+	b.leaving = d
 	var where []*master
-	for _, at := range c.placements {
+	for _, at := range b.placements {
 		if at.state != unanswered {
 			where = append(where, at.master)
 		}
 	}
-	c.mu.Unlock()
+	b.mu.Unlock()
 	for _, m := range where {
-		c.leaveAt(m, d)
+		b.leaveAt(m, d)
 	}
 	return d
 }
 
-// leaveAt removes the claim at one master that has no unanswered request to put it in.
-func (c *claim) leaveAt(m *master, d *removal) {
-	c.mu.Lock()
-	at := c.placements[m.number]
-	publishRemoval := c.publishRemoval
-	c.mu.Unlock()
+// leaveAt removes the bid at one master that has no unanswered request to put it in.
+func (b *bid) leaveAt(m *master, d *removal) {
+	b.mu.Lock()
+	at := b.placements[m.number]
+	publishRemoval := b.publishRemoval
+	b.mu.Unlock()
 	if !at.everPresent {
 		d.record(m, false, false, nil)
 		return
 	}
-	c.store.removeAt(m, c.name, c.id, at.doubt, publishRemoval, d)
+	b.store.removeAt(m, b.name, b.id, at.doubt, publishRemoval, d)
 }
 
 // removeAt removes an entry at one master. void also voids the attempt, because a request to put it
@@ -177,7 +177,7 @@ func (s *Store) removeAt(m *master, name, id string, void, publishRemoval bool, 
 	}
 }
 
-// isOut reports whether the claim is out.
+// isOut reports whether the bid is out.
 func (d *removal) isOut() bool {
 	select {
 	case <-d.done:
@@ -188,7 +188,7 @@ func (d *removal) isOut() bool {
 	}
 }
 
-// wait waits until the claim is out, and returns whether it was there.
+// wait waits until the bid is out, and returns whether it was there.
 func (d *removal) wait(ctx context.Context, s *Store) (presence, error) {
 	select {
 	case <-d.done:

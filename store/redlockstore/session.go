@@ -148,11 +148,11 @@ func (se *session) confirmed(sent bootclock.Instant) error {
 // renew renews entries, and returns when it is known of each that a majority has it, or that none
 // can. The latter are reported gone.
 func (se *session) renew(ctx context.Context, held []*entry) error {
-	claims := make([]*claim, len(held))
+	bids := make([]*bid, len(held))
 	for i, e := range held {
-		claims[i] = e.claim
+		bids[i] = e.bid
 	}
-	lost, err := se.store.renew(ctx, claims, se.ttl)
+	lost, err := se.store.renew(ctx, bids, se.ttl)
 	for _, i := range lost {
 		held[i].evict()
 	}
@@ -177,9 +177,9 @@ func (se *session) join(req store.Request) (*entry, error) {
 	return e, nil
 }
 
-// addHeld adds an entry to those that are renewed. It reports false if the claim was renewed before
+// addHeld adds an entry to those that are renewed. It reports false if the bid was renewed before
 // the last confirmation was begun, because then the entry might end before the session.
-func (se *session) addHeld(e *entry, c *claim) (ok bool, err error) {
+func (se *session) addHeld(e *entry, c *bid) (ok bool, err error) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.life.EndedLocked() {
@@ -191,7 +191,7 @@ func (se *session) addHeld(e *entry, c *claim) (ok bool, err error) {
 	if !se.confirmBegun.Before(renewed) && se.confirmBegun != 0 {
 		return false, nil
 	}
-	e.claim = c
+	e.bid = c
 	se.held[e] = struct{}{}
 	return true, nil
 }

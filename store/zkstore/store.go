@@ -77,7 +77,8 @@ type Store struct {
 	lookup func(ctx context.Context, host string) (addresses []string, err error)
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// By default the constants of the same names; tests set other values.
+	// These are recheckInterval, resyncInterval, attempts.MaxDuration and maxSessionBytes, unless a test
+	// sets other values.
 	recheckInterval, resyncInterval, callTimeout time.Duration
 	sessionBytes                                 int64
 

@@ -39,14 +39,15 @@ import (
 // exclusive hold and arrives after the downgrade is refused: readers may hold the lock by then.
 //
 // On success all ops have run, while the hold's entry was in the line, and the reply has their responses
-// in their order. To run some only under a condition, make an operation with [clientv3.OpTxn]. Readers of one client share
-// an entry: if hold is released during the call, the ops may run as long as another one of them reads.
+// in their order. To run some only under a condition, make an operation with [clientv3.OpTxn]. Readers of
+// one client share an entry: if hold is released during the call, the ops may run as long as another one
+// of them reads.
 //
 // If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If this process knows
 // already that the hold is over, Do sends no request, and the error also matches the cause of the hold's
-// context. If the store has no entry keys ([guard.Hold]), or no hold can have the token, the error matches
-// [guard.ErrBadToken]. After any other error the ops may have run, all or none; Do does not repeat them.
-// Do is safe for concurrent use.
+// context. If the lock is in a store whose entries have no keys (EntryKey of [guard.Hold]), or no hold can
+// have the token, the error matches [guard.ErrBadToken]. After any other error the ops may have run, all or
+// none; Do does not repeat them. Do is safe for concurrent use.
 //
 // kv is usually a [*clientv3.Client]. Its user must be allowed to read the hold's entry, and to read and
 // write fence. A server accepts 128 operations in a transaction, unless it is configured otherwise; fence
@@ -57,7 +58,8 @@ func Do(ctx context.Context, kv clientv3.KV, hold guard.Hold, fence string, ops 
 		return nil, err
 	}
 	if key == "" {
-		return nil, fmt.Errorf("guard: %q: the store of the lock %q has no entry keys: %w of etcd", fence, hold.Name(), guard.ErrBadToken)
+		return nil, fmt.Errorf("guard: %q: %d is %w of etcd, because the lock %q is in a store of another kind: "+
+			"lock in the cluster that has the data, or use an order guard", fence, token, guard.ErrBadToken, hold.Name())
 	}
 	if hold.Context().Err() != nil {
 		return nil, errors.Join(&guard.StaleError{Resource: fence, Token: token}, context.Cause(hold.Context()))

@@ -41,8 +41,8 @@ import (
 //
 // If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If this process knows
 // already that the hold is over, Do sends no request, and the error also matches the cause of the hold's
-// context. If the store has no entry keys ([guard.Hold]), or no hold can have the token, the error matches
-// [guard.ErrBadToken]. If one of the ops is refused, nothing has changed, and the error matches its error.
+// context. If the lock is in a store whose entries have no keys (EntryKey of [guard.Hold]), or no hold can
+// have the token, the error matches [guard.ErrBadToken]. If one of the ops is refused, nothing has changed, and the error matches its error.
 // After any other error the ops may have run, all or none; Do does not repeat them. Do is safe for
 // concurrent use.
 //
@@ -55,7 +55,8 @@ func Do(ctx context.Context, conn *zk.Conn, hold guard.Hold, fence string, acl [
 		return nil, err
 	}
 	if entry == "" {
-		return nil, fmt.Errorf("guard: %q: the store of the lock %q has no entry keys: %w of ZooKeeper", fence, hold.Name(), guard.ErrBadToken)
+		return nil, fmt.Errorf("guard: %q: %d is %w of ZooKeeper, because the lock %q is in a store of another kind: "+
+			"lock in the ensemble that has the data, or use an order guard", fence, token, guard.ErrBadToken, hold.Name())
 	}
 	// A path is never used twice: the names of entries have random parts.
 	present := &zk.CheckVersionRequest{Path: entry, Version: -1}

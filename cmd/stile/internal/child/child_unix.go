@@ -31,7 +31,7 @@ func Start(c Command, signals *Signals) (*Process, error) {
 	go p.run(c, start)
 	if err := <-start; err != nil {
 		p.tty.close()
-		if errors.Is(err, unix.ENOENT) { // of the interpreter: the command itself was found
+		if _, missing := os.Stat(c.Path); errors.Is(err, unix.ENOENT) && missing == nil {
 			return nil, &Error{NotFound, c.Args[0], errNoInterpreter}
 		}
 		return nil, wrapErr(c.Args[0], err)

@@ -208,27 +208,27 @@ func (c choice) warnings() []string {
 	return []string{fmt.Sprintf("every user can read the password in %s; name a password_file in its URL, or chmod o= it", c.from)}
 }
 
-// remarkOnce tells a person, once, that this machine has a server for other users. For a user who
+// noticeOnce tells a person, once, that this machine has a server for other users. For a user who
 // falls back to local:, a lock is not the same as theirs.
-func (s Stdio) remarkOnce(c choice) {
+func (s Stdio) noticeOnce(c choice) {
 	if c.from != "" || !s.stderrIsTerminal() {
 		return
 	}
-	home, err := local.DefaultServerDir()
+	dir, err := local.DefaultServerDir()
 	if err != nil {
 		return
 	}
 	const apart = "you use a server of your own: the two do not exclude each other"
 	switch {
 	case c.deniedSocket != "":
-		if home.MarkShown("machine") {
+		if dir.MarkShown("machine") {
 			s.say(fmt.Sprintf("there is a lock server for this machine, but you may not connect to %s (are you in its group?), "+
 				"and %s", c.deniedSocket, apart))
 		}
-	case !home.WasShown("neighbor"):
-		if user := home.Neighbor(); user != "" && home.MarkShown("neighbor") {
+	case !dir.WasShown("neighbor"):
+		if user := dir.Neighbor(); user != "" && dir.MarkShown("neighbor") {
 			s.say(fmt.Sprintf("%s uses a local lock server on this machine too, and %s; "+
-				"to share one, see docs/cli.md, several users", user, apart))
+				"to share one, see examples/serve/README.md, several users", user, apart))
 		}
 	}
 }

@@ -173,9 +173,9 @@ func (x *execution) check() (err error) {
 
 // killAfterUnder returns how long the command may take to end under a session with these terms. A
 // store may end a session early, on ZooKeeper by a third of the TTL. Less time is left to share
-// then: with the default of a quarter of the TTL, the command would be stopped before the client
-// leaves a server that hangs for another one; with three eighths, even before the first renewal. So
-// the default is smaller on such a store, and a value that the user has set too large is an error.
+// then: with the default of a quarter of the TTL, the command would be stopped a ninth of the TTL
+// after a renewal is due; with three eighths, before it is due. So the default is smaller on such a
+// store, and a value that the user has set too large is an error.
 func (x *execution) killAfterUnder(granted store.Terms) (time.Duration, error) {
 	certain := supervise.Certain(granted)
 	maxKillAfter, chosen := supervise.MaxKillAfter(certain), time.Duration(x.killAfter)
@@ -220,7 +220,7 @@ func (x *execution) runUnder(l *lock, signals *child.Signals) (supervise.Result,
 		},
 		Signals: signals, Hold: l.hold, Lock: l.what(), TTL: l.ttl, Renewals: l.renewals, Validity: record,
 		StopSignal: x.stopSignal, KillAfter: killAfter, Timeout: time.Duration(x.runTimeout),
-		Target: target, Say: x.stdio.say, Remark: l.remark, FormatCause: l.because,
+		Target: target, Say: x.stdio.say, Report: l.reportAsync, FormatCause: l.because,
 	})
 	if err != nil {
 		return result, commandFailure(err)

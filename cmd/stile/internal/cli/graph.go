@@ -51,7 +51,7 @@ Exit codes:
 					err = stdio.writeJSON(g)
 				} else {
 					if len(g.Waits) == 0 {
-						stdio.remark("no holder waits for another lock")
+						stdio.sayAtTerminal("no holder waits for another lock")
 					}
 					err = stdio.write(waits(g, time.Now()))
 				}

@@ -228,8 +228,8 @@ func (l *lock) report(format string, args ...any) {
 	}
 }
 
-// remark is report without waiting for the output: ^S can stop a terminal.
-func (l *lock) remark(text string) {
+// reportAsync is report without waiting for the output: ^S can stop a terminal.
+func (l *lock) reportAsync(text string) {
 	if l.verbose {
 		go l.stdio.say(text)
 	}

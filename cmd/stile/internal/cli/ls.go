@@ -42,9 +42,9 @@ accept it in that form.`,
 					}
 					return stdio.writeJSON(all)
 				case len(lines) == 0 && prefix == "":
-					stdio.remark("no lock is held")
+					stdio.sayAtTerminal("no lock is held")
 				case len(lines) == 0:
-					stdio.remark(fmt.Sprintf("no lock is held whose name begins with %q", prefix))
+					stdio.sayAtTerminal(fmt.Sprintf("no lock is held whose name begins with %q", prefix))
 				}
 				return stdio.write(overview(lines, time.Now()))
 			})

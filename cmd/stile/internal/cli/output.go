@@ -131,8 +131,8 @@ func (s Stdio) write(b []byte) error {
 
 var errStdoutClosed = &exit{Code: child.ExitCodeFor(syscall.SIGPIPE)}
 
-// remark prints a line to stderr if a person reads it.
-func (s Stdio) remark(text string) {
+// sayAtTerminal prints a line to stderr if a person reads it.
+func (s Stdio) sayAtTerminal(text string) {
 	if s.stderrIsTerminal() {
 		s.say(text)
 	}

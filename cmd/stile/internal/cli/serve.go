@@ -77,7 +77,7 @@ admits everybody.`,
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	o.add(flags)
-	flags.StringVar(&background, "background", "", "be the server behind local:, whose home is this `directory`")
+	flags.StringVar(&background, "background", "", "be the server behind local:, in this `directory`")
 	flags.IntVar(&ready, "ready-fd", -1, "file to write a byte to when ready, with --background")
 	flags.Var(&idle, "idle", "end after being idle that long, with --background")
 	for _, name := range []string{"background", "ready-fd", "idle"} {

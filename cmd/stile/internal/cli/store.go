@@ -57,9 +57,9 @@ func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 		return nil, c.explain(err)
 	}
 	for _, text := range slices.Concat(opened.Warnings, c.warnings()) {
-		s.remark(text)
+		s.sayAtTerminal(text)
 	}
-	s.remarkOnce(c)
+	s.noticeOnce(c)
 	return opened, nil
 }
 
@@ -69,13 +69,13 @@ func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error) {
 	switch {
 	case url == local.URL:
-		home, err := local.DefaultServerDir()
+		dir, err := local.DefaultServerDir()
 		if err != nil {
 			return nil, err
 		}
-		opened, err := openLocal(ctx, home)
+		opened, err := openLocal(ctx, dir)
 		if err == nil {
-			go home.KeepRunning(ctx, s.sayError)
+			go dir.KeepRunning(ctx, s.sayError)
 		}
 		return opened, err
 	case strings.HasPrefix(url, local.URL):
@@ -91,12 +91,12 @@ func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error
 	}
 }
 
-func openLocal(ctx context.Context, home local.ServerDir) (*storeurl.Conn, error) {
-	url, _, err := home.Ensure(ctx)
+func openLocal(ctx context.Context, dir local.ServerDir) (*storeurl.Conn, error) {
+	url, _, err := dir.Ensure(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found := home.PID()
+	found := dir.PID()
 	opened, err := storeurl.Open(ctx, url, nil)
 	if err == nil {
 		return opened, nil
@@ -105,12 +105,12 @@ func openLocal(ctx context.Context, home local.ServerDir) (*storeurl.Conn, error
 		return nil, err
 	}
 	// The server may have ended just after it was found. Ensure then finds or starts another one.
-	url, started, err := home.Ensure(ctx)
+	url, started, err := dir.Ensure(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !started && home.PID() == found {
-		return nil, home.UnresponsiveErr()
+	if !started && dir.PID() == found {
+		return nil, dir.UnresponsiveErr()
 	}
 	return storeurl.Open(ctx, url, nil)
 }
@@ -121,11 +121,11 @@ func openRunning(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	if c.url != local.URL {
 		return storeurl.Open(ctx, c.url, nil)
 	}
-	home, err := local.DefaultServerDir()
+	dir, err := local.DefaultServerDir()
 	if err != nil {
 		return nil, err
 	}
-	url, err := home.Find(ctx)
+	url, err := dir.Find(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,7 @@
 // Package local finds this user's lock server on this machine, the one behind local:, and starts it
 // in the background if it does not run.
 //
-// The server belongs to a directory, its home, in the user's state directory:
+// The server has a directory of its own in the user's state directory:
 //
 //	lock         locked shared while a process looks for the server, and exclusively while one
 //	             starts or stops it
@@ -67,20 +67,20 @@ func DefaultServerDir() (ServerDir, error) {
 }
 
 // Data returns the server's data directory.
-func (h ServerDir) Data() string { return filepath.Join(string(h), "data") }
+func (d ServerDir) Data() string { return filepath.Join(string(d), "data") }
 
-func (h ServerDir) lock() string { return filepath.Join(string(h), "lock") }
-func (h ServerDir) link() string { return filepath.Join(string(h), "socket") }
-func (h ServerDir) pid() string  { return filepath.Join(string(h), "pid") }
-func (h ServerDir) log() string  { return filepath.Join(string(h), "server.log") }
+func (d ServerDir) lock() string { return filepath.Join(string(d), "lock") }
+func (d ServerDir) link() string { return filepath.Join(string(d), "socket") }
+func (d ServerDir) pid() string  { return filepath.Join(string(d), "pid") }
+func (d ServerDir) log() string  { return filepath.Join(string(d), "server.log") }
 
 // otherStore ends the errors of a local server that cannot be used.
 const otherStore = "; or name a store with --url or STILE_URL"
 
 // MarkShown reports whether it is called with this key for the first time by any process. It returns
 // false if it cannot record the call.
-func (h ServerDir) MarkShown(key string) bool {
-	f, err := os.OpenFile(h.once(key), os.O_CREATE|os.O_EXCL, 0o600)
+func (d ServerDir) MarkShown(key string) bool {
+	f, err := os.OpenFile(d.once(key), os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return false
 	}
@@ -88,10 +88,10 @@ func (h ServerDir) MarkShown(key string) bool {
 	return true
 }
 
-// WasShown reports whether Once was called with this key.
-func (h ServerDir) WasShown(key string) bool {
-	_, err := os.Lstat(h.once(key))
+// WasShown reports whether MarkShown was called with this key.
+func (d ServerDir) WasShown(key string) bool {
+	_, err := os.Lstat(d.once(key))
 	return err == nil
 }
 
-func (h ServerDir) once(key string) string { return filepath.Join(string(h), "said-"+key) }
+func (d ServerDir) once(key string) string { return filepath.Join(string(d), "said-"+key) }

@@ -18,7 +18,7 @@ var socketPath = regexp.MustCompile(`/stile/local/server\.sock$|/local-[0-9a-f]{
 // Neighbor returns another user of this machine whose local server runs; empty if there is none or
 // the system does not show it. Every user can choose the paths of sockets, so the result may be
 // used in a message but must not be relied on.
-func (h ServerDir) Neighbor() string {
+func (d ServerDir) Neighbor() string {
 	sockets, err := os.ReadFile("/proc/net/unix") // readable by everybody; takes a millisecond even on a busy machine
 	if err != nil {
 		return ""

@@ -25,15 +25,15 @@ import (
 // for the duration idle, no process has looked for it, no client has been connected and no lease
 // has existed. It writes to the inherited file ready that it is ready, or the error; a negative
 // ready means that nobody waits for that.
-func (h ServerDir) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
+func (d ServerDir) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
 	inherited.Close(ready)
-	claim, err := h.claim(ctx, socket)
+	claim, err := d.claim(ctx, socket)
 	if err != nil {
 		notify(ready, err.Error())
 		return err
 	}
 	defer claim.Unlock()
-	n, listening, err := h.open(ctx, socket, log)
+	n, listening, err := d.open(ctx, socket, log)
 	if err != nil {
 		notify(ready, err.Error())
 		return err
@@ -48,19 +48,19 @@ func (h ServerDir) Serve(ctx context.Context, socket string, idle time.Duration,
 		select {
 		case <-ctx.Done():
 			log.Info("stopping", "reason", context.Cause(ctx))
-			h.end(n, socket)
+			d.end(n, socket)
 			return nil
 		case <-n.Stopped():
 			return fmt.Errorf(failedPrefix+"%w", n.Err())
 		case <-look.C:
-			if n.IdleFor() >= idle && h.retire(n, socket, idle) {
+			if n.IdleFor() >= idle && d.retire(n, socket, idle) {
 				log.Info("stopped", "reason", "idle for "+idle.String())
 				return nil
 			}
 			if isAt(socket, listening) {
 				continue
 			}
-			newSocket, info, err := h.listenAgain(n, socket)
+			newSocket, info, err := d.listenAgain(n, socket)
 			switch {
 			case err == nil:
 				socket, listening = newSocket, info
@@ -79,22 +79,22 @@ const socketCheckInterval = 2 * time.Second
 
 // listenAgain restores the socket after it was removed. It listens at the same path, or at a new
 // one if the directory is gone or now belongs to another user, and sets the link.
-func (h ServerDir) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
+func (d ServerDir) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
 	isNew := false
 	if checkPrivate(filepath.Dir(socket)) != nil {
 		var err error
-		if socket, isNew, err = h.newPath(); err != nil {
+		if socket, isNew, err = d.newPath(); err != nil {
 			return "", nil, err
 		}
 	}
-	listening, err := h.listenAt(n, socket)
+	listening, err := d.listenAt(n, socket)
 	if err != nil && isNew {
-		h.removeDirOf(socket)
+		d.removeDirOf(socket)
 	}
 	return socket, listening, err
 }
 
-func (h ServerDir) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
+func (d ServerDir) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (h ServerDir) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
 	}
 	listening, err := os.Lstat(socket)
 	if err == nil {
-		err = h.setLink(socket)
+		err = d.setLink(socket)
 	}
 	if err != nil {
 		_ = l.Close()
@@ -114,29 +114,29 @@ func (h ServerDir) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
 	return listening, nil
 }
 
-// claim makes this process the only server of its home and writes its process id there. It waits
+// claim makes this process the only server of its directory and writes its process id there. It waits
 // for a predecessor, which may be stopping, or about to notice that it cannot be reached.
-func (h ServerDir) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
+func (d ServerDir) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout/3)
 	defer cancel()
 	last := false // one last try after the timeout: this process may have been stopped meanwhile
-	lock, err := filelock.Try(h.pid(), filelock.Exclusive)
+	lock, err := filelock.Try(d.pid(), filelock.Exclusive)
 	for errors.Is(err, filelock.ErrLocked) {
 		if listens(socket) { // nothing did when this process was started
 			return nil, errors.New("another server was started at the same time")
 		}
 		if last {
-			pid := h.PID()
+			pid := d.PID()
 			return nil, fmt.Errorf("another server (pid %s) is running", pid)
 		}
 		time.Sleep(10 * time.Millisecond)
 		last = ctx.Err() != nil
-		lock, err = filelock.Try(h.pid(), filelock.Exclusive)
+		lock, err = filelock.Try(d.pid(), filelock.Exclusive)
 	}
 	if err != nil {
 		return nil, setupError(err)
 	}
-	if err := os.WriteFile(h.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(d.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		lock.Unlock()
 		return nil, setupError(err)
 	}
@@ -154,13 +154,13 @@ func listens(socket string) bool {
 }
 
 // open starts the server, and returns the file info of its socket.
-func (h ServerDir) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
+func (d ServerDir) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
 	// node.Start would remove the socket of another program, for example of a server in another
-	// container whose home has the same path.
+	// container in which the directory has the same path.
 	if listens(socket) {
-		return nil, nil, fmt.Errorf("another program listens on %s: stop it, or %s", socket, moveHome)
+		return nil, nil, fmt.Errorf("another program listens on %s: stop it, or %s", socket, moveDir)
 	}
-	n, err := node.Start(ctx, node.Config{Dir: h.Data(), MoveDir: moveHome, Socket: socket, Logger: log})
+	n, err := node.Start(ctx, node.Config{Dir: d.Data(), MoveDir: moveDir, Socket: socket, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -180,32 +180,32 @@ func isAt(path string, was fs.FileInfo) bool {
 
 // retire closes the server, unless a process is looking for it or has done so within idle. It holds
 // the lock, so no process finds the server while it stops.
-func (h ServerDir) retire(n *node.Node, socket string, idle time.Duration) bool {
-	lock, err := filelock.Try(h.lock(), filelock.Exclusive)
+func (d ServerDir) retire(n *node.Node, socket string, idle time.Duration) bool {
+	lock, err := filelock.Try(d.lock(), filelock.Exclusive)
 	if err != nil {
 		return false
 	}
 	defer lock.Unlock()
-	info, err := os.Stat(h.lock())
+	info, err := os.Stat(d.lock())
 	if err == nil && time.Since(info.ModTime()) < idle || n.IdleFor() < idle {
 		return false
 	}
 	n.Close()
-	h.removeDirOf(socket)
+	d.removeDirOf(socket)
 	return true
 }
 
 // end closes the server when it was not idle. While clients are connected, the directory of the
 // socket stays: they will look for the next server there, and another user must not be able to take
 // the path.
-func (h ServerDir) end(n *node.Node, socket string) {
+func (d ServerDir) end(n *node.Node, socket string) {
 	needed := n.IdleFor() == 0
 	n.Close()
 	if needed {
 		return
 	}
-	if lock, err := filelock.Try(h.lock(), filelock.Exclusive); err == nil { // if it is locked, the next server is starting
-		h.removeDirOf(socket)
+	if lock, err := filelock.Try(d.lock(), filelock.Exclusive); err == nil { // if it is locked, the next server is starting
+		d.removeDirOf(socket)
 		lock.Unlock()
 	}
 }

@@ -118,8 +118,8 @@ func (c Config) setClientAddresses(e *embed.Config) error {
 	return nil
 }
 
-// checkListen refuses to listen for clients beyond the loopback interface without protection
-// against strangers.
+// checkListen refuses to listen for clients beyond the loopback interface without TLS,
+// or with neither users nor client certificates.
 func (c Config) checkListen() error {
 	switch {
 	case !c.isExposed() || c.Insecure:

@@ -19,8 +19,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// others queries the other members of a cluster.
-type others struct {
+// peerClient queries the other members of a cluster.
+type peerClient struct {
 	peers  map[string]string // URLs by name, without this member's own
 	client *http.Client
 }
@@ -33,13 +33,13 @@ const (
 	startupQueryTimeout = 30 * time.Second
 )
 
-// newOthers returns others with the TLS configuration of this member.
-func newOthers(c Cluster, e *embed.Config) (*others, error) {
+// newPeerClient returns a peerClient with the TLS configuration of this member.
+func newPeerClient(c Cluster, e *embed.Config) (*peerClient, error) {
 	transport, err := rafthttp.NewRoundTripper(e.PeerTLSInfo, connectTimeout)
 	if err != nil {
 		return nil, err
 	}
-	o := &others{maps.Clone(c.Peers), &http.Client{Transport: transport}}
+	o := &peerClient{maps.Clone(c.Peers), &http.Client{Transport: transport}}
 	delete(o.peers, c.Name)
 	return o, nil
 }
@@ -56,7 +56,7 @@ type view struct {
 }
 
 // ask queries all members concurrently. It takes no longer than timeout plus connectTimeout.
-func (o *others) ask(ctx context.Context, timeout time.Duration) map[string]view {
+func (o *peerClient) ask(ctx context.Context, timeout time.Duration) map[string]view {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var (
@@ -76,7 +76,7 @@ func (o *others) ask(ctx context.Context, timeout time.Duration) map[string]view
 	return views
 }
 
-func (o *others) askOne(ctx context.Context, peer string) (v view) {
+func (o *peerClient) askOne(ctx context.Context, peer string) (v view) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, peer+"/members", nil)
 	if err != nil {
 		return view{err: err}
@@ -93,20 +93,20 @@ func (o *others) askOne(ctx context.Context, peer string) (v view) {
 
 // waiting returns what a member that cannot serve yet is waiting for, and the error of each member
 // that does not answer.
-func (o *others) waiting(ctx context.Context, clusterID string) (text string, reasons []any) {
-	var absent, strangers []string
+func (o *peerClient) waiting(ctx context.Context, clusterID string) (text string, reasons []any) {
+	var absent, foreign []string
 	views := o.ask(ctx, queryTimeout)
 	for _, name := range slices.Sorted(maps.Keys(views)) {
 		switch v := views[name]; {
 		case v.err != nil:
 			absent, reasons = append(absent, name), append(reasons, name, v.err)
 		case v.clusterID != clusterID:
-			strangers = append(strangers, name)
+			foreign = append(foreign, name)
 		}
 	}
 	switch {
-	case len(strangers) > 0:
-		return "these members belong to another cluster or have different --peers: " + strings.Join(strangers, ", "), reasons
+	case len(foreign) > 0:
+		return "these members belong to another cluster or have different --peers: " + strings.Join(foreign, ", "), reasons
 	case len(absent) > 0:
 		return "waiting for the other members: " + strings.Join(absent, ", "), reasons
 	default:
@@ -120,7 +120,7 @@ func (o *others) waiting(ctx context.Context, clusterID string) (text string, re
 
 // rejoin makes a member without data join its cluster as a new member, if the cluster runs and the
 // member was added to it again.
-func (c Config) rejoin(ctx context.Context, o *others, e *embed.Config) error {
+func (c Config) rejoin(ctx context.Context, o *peerClient, e *embed.Config) error {
 	if c.hasData() {
 		return nil
 	}

@@ -45,7 +45,7 @@ func TestRejoin_slowAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	members = cluster.Members()
-	o, err := newOthers(cfg.Cluster, e)
+	o, err := newPeerClient(cfg.Cluster, e)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,7 +86,7 @@ type Node struct {
 	web      web
 	logins   logins
 	leaders  *throttle
-	others   *others // nil if the server is alone
+	peers    *peerClient // nil if the server is alone
 	etcd     *embed.Etcd
 	activity activity
 	closing  sync.Once
@@ -138,10 +138,10 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 		return err
 	}
 	if n.cfg.Cluster.Name != "" {
-		if n.others, err = newOthers(n.cfg.Cluster, ecfg); err != nil {
+		if n.peers, err = newPeerClient(n.cfg.Cluster, ecfg); err != nil {
 			return err
 		}
-		if err := n.cfg.rejoin(ctx, n.others, ecfg); err != nil {
+		if err := n.cfg.rejoin(ctx, n.peers, ecfg); err != nil {
 			return err
 		}
 	}
@@ -182,7 +182,7 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	}
 	n.health.serve(n.etcd.Server, &n.web, n.failure.zap())
 	go n.awaitEnd()
-	if n.others != nil {
+	if n.peers != nil {
 		go n.logLeaders()
 	}
 	if err := n.awaitReady(ctx); err != nil {
@@ -205,7 +205,7 @@ func (n *Node) startEtcd(cfg *embed.Config) error {
 	if err != nil {
 		return err
 	}
-	if n.others == nil && applied == 0 && isUninitialized(cfg.Dir) {
+	if n.peers == nil && applied == 0 && isUninitialized(cfg.Dir) {
 		if err := os.RemoveAll(filepath.Join(cfg.Dir, "member")); err != nil {
 			return err
 		}
@@ -277,7 +277,7 @@ func isUninitialized(dir string) bool {
 // then every ten seconds.
 func (n *Node) awaitReady(ctx context.Context) error {
 	var deadline <-chan time.Time
-	if n.others == nil {
+	if n.peers == nil {
 		deadline = time.After(startTimeout)
 	}
 	report := time.NewTimer(time.Second)
@@ -294,8 +294,8 @@ func (n *Node) awaitReady(ctx context.Context) error {
 			return fmt.Errorf("start the server: no answer within %v", startTimeout)
 		case <-report.C:
 			text, reasons := "server still starting", []any{"data", n.Dir()}
-			if n.others != nil {
-				text, reasons = n.others.waiting(ctx, n.etcd.Server.Cluster().ID().String())
+			if n.peers != nil {
+				text, reasons = n.peers.waiting(ctx, n.etcd.Server.Cluster().ID().String())
 			}
 			n.cfg.Logger.Info(text, reasons...)
 			report.Reset(10 * time.Second)
@@ -445,7 +445,7 @@ func (n *Node) stopEtcd() {
 		n.etcd.Close()
 	}()
 	var timeout <-chan time.Time
-	if n.others != nil {
+	if n.peers != nil {
 		timeout = time.After(closeTimeout)
 	}
 	select {

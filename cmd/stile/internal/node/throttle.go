@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// throttle logs events that strangers can cause at will, without letting them fill the disk. The
+// throttle logs events that any client can cause at will, without letting them fill the disk. The
 // first events of a minute are logged one by one. The others are counted, and logged as one summary
 // at the end of the minute, with the attributes of the last.
 type throttle struct {

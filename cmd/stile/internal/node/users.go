@@ -61,7 +61,7 @@ func (g *gate) options() []grpc.ServerOption {
 const root = "root"
 
 // wantsUsers reports whether clients must be refused until authentication is known to be enabled:
-// because there is a password for root, or because nothing else protects against strangers.
+// because there is a password for root, or because nothing else keeps out clients of other machines.
 func (c Config) wantsUsers() bool {
 	return c.RootPassword != "" || c.TLS.Cert != "" && c.TLS.ClientCA == "" && c.isExposed() && !c.Insecure
 }

@@ -133,7 +133,7 @@ func hostname(address string) string {
 	return address
 }
 
-// shortened truncates text from strangers for the log.
+// shortened truncates text that a client chose, for the log.
 func shortened(s string) string {
 	const maxBytes = 100
 	if len(s) <= maxBytes {

@@ -35,11 +35,11 @@ type Job struct {
 	Timeout time.Duration
 	// Target describes the lock to a watchdog.
 	Target watchdog.Target
-	// Say shows the user a message. It may block, because a terminal may be held with ^S. Remark
-	// shows a message for verbose mode and does not block. Because formats an error of the store as
-	// a clause in parentheses.
+	// Say shows the user a message. It may block, because a terminal may be held with ^S. Report
+	// shows a message for verbose mode and does not block. FormatCause formats an error of the store
+	// as a clause in parentheses.
 	Say         func(text string)
-	Remark      func(text string)
+	Report      func(text string)
 	FormatCause func(err error) string
 }
 
@@ -162,7 +162,7 @@ func (s *supervisor) watch() (Outcome, int) {
 		case <-s.watchdogDue:
 			s.startWatchdog(10 * interval)
 		case <-s.watchdog.Gone():
-			s.Remark("the watchdog of the command was killed; starting another")
+			s.Report("the watchdog of the command was killed; starting another")
 			s.watchdog.Close()
 			s.watchdog, s.watchdogDue = nil, time.After(interval)
 		case <-s.process.Done():
@@ -244,7 +244,7 @@ func (s *supervisor) startWatchdog(pause time.Duration) {
 	var err error
 	s.watchdogDue = nil
 	if s.watchdog, err = watchdog.Start(s.Target, uptime.At(s.Hold.Deadline())); err != nil {
-		s.Remark(err.Error())
+		s.Report(err.Error())
 		s.watchdogDue = time.After(pause)
 	}
 }

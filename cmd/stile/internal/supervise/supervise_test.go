@@ -58,7 +58,7 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 		Signals: signals, Hold: hold, Lock: `lock "demo"`, TTL: ttl, Renewals: renewals,
 		StopSignal: syscall.SIGTERM, KillAfter: DefaultKillAfter(ttl),
 		Say:         func(text string) { s.messages <- text },
-		Remark:      func(string) {},
+		Report:      func(string) {},
 		FormatCause: func(err error) string { return " (because)" },
 	}
 	return s

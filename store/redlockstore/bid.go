@@ -17,14 +17,14 @@ import (
 // master's time takes its place: see takeScript.
 const fenceTTL = 7 * 24 * time.Hour
 
-// claim is one attempt at a lock, with its state at each master. Its id is unique, so its requests
+// bid is one attempt at a lock, with its state at each master. Its id is unique, so its requests
 // cannot affect another attempt, however late they are carried out.
 //
 // Only the request to put it in must not be carried out late: that would leave an entry that no
-// client knows of. A master is therefore asked to remove the claim only once the request to put it
+// client knows of. A master is therefore asked to remove the bid only once the request to put it
 // in is known to have ended; or, if that cannot become known because the connection has broken,
 // together with voiding the attempt.
-type claim struct {
+type bid struct {
 	store *Store
 	name  string
 	id    string
@@ -37,10 +37,10 @@ type claim struct {
 	order          uint64
 	renewed        bootclock.Instant // before the requests were sent that put it in, or last renewed it, at a majority
 	publishRemoval bool              // it may have kept other clients waiting, so its removal is published
-	leaving        *removal          // set when the claim is dropped
+	leaving        *removal          // set when the bid is dropped
 }
 
-// placement is the state of a claim at one master.
+// placement is the state of a bid at one master.
 type placement struct {
 	master      *master
 	state       placementState
@@ -57,18 +57,18 @@ const (
 	present                          // there, as far as is known
 )
 
-// newClaim returns a claim that is at no master yet.
-func (s *Store) newClaim(name string, v value, ttl time.Duration) (*claim, error) {
-	c := &claim{store: s, name: name, id: newID(), info: v, ttl: ttl, placements: make([]placement, len(s.masters))}
+// newBid returns a bid that is at no master yet.
+func (s *Store) newBid(name string, v value, ttl time.Duration) (*bid, error) {
+	b := &bid{store: s, name: name, id: newID(), info: v, ttl: ttl, placements: make([]placement, len(s.masters))}
 	for i, m := range s.masters {
-		c.placements[i].master = m
+		b.placements[i].master = m
 	}
 	var err error
-	c.value, err = v.encode(c.id)
-	return c, err
+	b.value, err = v.encode(b.id)
+	return b, err
 }
 
-// existingLock is the lock that a master has instead of the claim.
+// existingLock is the lock that a master has instead of the bid.
 type existingLock struct {
 	value string
 	ttl   time.Duration // negative if it never expires
@@ -83,55 +83,55 @@ type result struct {
 	err        error          // set if too few masters have answered
 }
 
-// vote is the answer of one master to one request for a claim.
+// vote is the answer of one master to one request for a bid.
 type vote struct {
 	master  *master
 	granted bool   // the master has recorded the order
-	order   uint64 // the master has put the claim in, and this is its smallest possible order
+	order   uint64 // the master has put the bid in, and this is its smallest possible order
 	refused *existingLock
 	err     error
 }
 
-// take tries to put the claim in at a majority of the masters, all of which are asked at once, and
+// take tries to put the bid in at a majority of the masters, all of which are asked at once, and
 // to record its order at a majority. It returns as soon as the outcome is known or ctx ends;
-// without success the claim is removed in the background. If a majority has answered and the
+// without success the bid is removed in the background. If a majority has answered and the
 // outcome depends on the other masters, it waits for them only as long as they usually take: the
 // obstacles may disappear sooner.
 //
-// The order is larger than that of every earlier hold: the majority that has put the claim in and
+// The order is larger than that of every earlier hold: the majority that has put the bid in and
 // returned its smallest orders shares a master with the majority that recorded the order of the
 // earlier hold while that was there.
-func (c *claim) take(ctx context.Context) result {
-	votes := make(chan vote, 2*len(c.placements))
-	c.mu.Lock()
-	for i := range c.placements {
-		c.placements[i].state = unanswered
+func (b *bid) take(ctx context.Context) result {
+	votes := make(chan vote, 2*len(b.placements))
+	b.mu.Lock()
+	for i := range b.placements {
+		b.placements[i].state = unanswered
 	}
-	c.mu.Unlock()
-	for i := range c.placements {
-		if m := c.placements[i].master; !c.store.work.Start(func() { c.takeAt(ctx, m, votes) }) {
-			c.recordTake(m, unsentError{errClosed}, false)
+	b.mu.Unlock()
+	for i := range b.placements {
+		if m := b.placements[i].master; !b.store.work.Start(func() { b.takeAt(ctx, m, votes) }) {
+			b.recordTake(m, unsentError{errClosed}, false)
 			votes <- vote{master: m, err: errClosed}
 		}
 	}
-	r := c.count(ctx, votes)
+	r := b.count(ctx, votes)
 	if !r.won {
-		c.drop()
+		b.drop()
 	}
 	return r
 }
 
 // count processes votes until the outcome is known.
-func (c *claim) count(ctx context.Context, votes chan vote) result {
+func (b *bid) count(ctx context.Context, votes chan vote) result {
 	var r result
 	var orders []uint64
-	replies := c.store.newTally()
-	granted, lost, quorum := 0, 0, c.store.quorum
+	replies := b.store.newTally()
+	granted, lost, quorum := 0, 0, b.store.quorum
 	var timeout <-chan time.Time
 	for granted < quorum {
 		// A master that has refused or failed, at either step, cannot contribute anymore.
-		if len(c.placements)-lost < quorum {
-			if replies.failed() > len(c.placements)-quorum {
+		if len(b.placements)-lost < quorum {
+			if replies.failed() > len(b.placements)-quorum {
 				r.err = replies.err()
 			}
 			return r
@@ -153,21 +153,21 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 		case v.order != 0:
 			r.free++
 			if orders = append(orders, v.order); len(orders) == quorum {
-				c.decide(slices.Max(orders), votes)
+				b.decide(slices.Max(orders), votes)
 			}
 		case v.refused != nil:
 			lost++
-			if !c.sameEntry(v.refused.value) {
+			if !b.sameEntry(v.refused.value) {
 				r.obstacles = append(r.obstacles, *v.refused)
 			}
 		default:
 			lost++
 		}
 		switch {
-		case c.decided(): // the masters that have the claim must record its order, however long that takes
+		case b.decided(): // the masters that have the bid must record its order, however long that takes
 			timeout = nil
 		case timeout == nil && replies.answered() >= quorum:
-			timeout = time.After(c.store.outcomeWait())
+			timeout = time.After(b.store.outcomeWait())
 		}
 	}
 	r.won = true
@@ -176,26 +176,26 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 
 // sameEntry reports whether a value is that of another attempt of the same entry. That attempt is
 // being removed.
-func (c *claim) sameEntry(text string) bool {
+func (b *bid) sameEntry(text string) bool {
 	_, v, ours := decode(text)
-	return ours && v.Session == c.info.Session && v.Entry == c.info.Entry
+	return ours && v.Session == b.info.Session && v.Entry == b.info.Entry
 }
 
-// takeAt puts the claim in at one master.
-func (c *claim) takeAt(ctx context.Context, m *master, votes chan<- vote) {
-	k := c.store.keys
+// takeAt puts the bid in at one master.
+func (b *bid) takeAt(ctx context.Context, m *master, votes chan<- vote) {
+	k := b.store.keys
 	reply, err := m.take(ctx,
-		[]string{k.lock(c.name), k.fence(c.name), k.void(c.name, c.id)},
-		[]string{c.id, c.value, millis(c.ttl)})
+		[]string{k.lock(b.name), k.fence(b.name), k.void(b.name, b.id)},
+		[]string{b.id, b.value, millis(b.ttl)})
 	v := vote{master: m, err: err}
 	if err == nil {
 		v.order, v.refused, v.err = parseTake(reply)
 	}
 	taken := v.order != 0
-	grant := c.recordTake(m, err, taken)
+	grant := b.recordTake(m, err, taken)
 	votes <- v
 	if grant {
-		c.recordOrder(m, votes)
+		b.recordOrder(m, votes)
 	}
 }
 
@@ -219,57 +219,57 @@ func parseTake(reply rueidis.RedisMessage) (order uint64, refused *existingLock,
 	}
 }
 
-// recordTake records the end of a request to put the claim in. It reports whether the order is to be
-// sent now. If the claim was dropped it is removed at this master.
-func (c *claim) recordTake(m *master, err error, taken bool) (grant bool) {
-	c.mu.Lock()
-	at := &c.placements[m.number]
+// recordTake records the end of a request to put the bid in. It reports whether the order is to be
+// sent now. If the bid was dropped it is removed at this master.
+func (b *bid) recordTake(m *master, err error, taken bool) (grant bool) {
+	b.mu.Lock()
+	at := &b.placements[m.number]
 	at.state = absent
 	if taken {
 		at.state = present
 	}
 	at.doubt = at.doubt || inDoubt(err)
 	at.everPresent = at.everPresent || taken || at.doubt
-	grant = taken && c.order != 0 && !at.orderSent && c.leaving == nil
+	grant = taken && b.order != 0 && !at.orderSent && b.leaving == nil
 	at.orderSent = at.orderSent || grant
-	leaving := c.leaving
-	c.mu.Unlock()
+	leaving := b.leaving
+	b.mu.Unlock()
 	if leaving != nil {
-		c.leaveAt(m, leaving)
+		b.leaveAt(m, leaving)
 	}
 	return grant
 }
 
-// decide sets the claim's order and sends it to the masters that have the claim. Masters that put
-// the claim in later get it then.
-func (c *claim) decide(order uint64, votes chan<- vote) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.order, c.renewed, c.publishRemoval = order, bootclock.Now(), true
-	for i := range c.placements {
-		at := &c.placements[i]
+// decide sets the bid's order and sends it to the masters that have the bid. Masters that put
+// the bid in later get it then.
+func (b *bid) decide(order uint64, votes chan<- vote) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.order, b.renewed, b.publishRemoval = order, bootclock.Now(), true
+	for i := range b.placements {
+		at := &b.placements[i]
 		if at.state != present {
 			continue
 		}
 		at.orderSent = true
-		if !c.store.work.Start(func() { c.recordOrder(at.master, votes) }) {
+		if !b.store.work.Start(func() { b.recordOrder(at.master, votes) }) {
 			votes <- vote{master: at.master, err: errClosed}
 		}
 	}
 }
 
-func (c *claim) decided() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.order != 0
+func (b *bid) decided() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.order != 0
 }
 
-// recordOrder sends the order to a master that has the claim.
-func (c *claim) recordOrder(m *master, votes chan<- vote) {
-	k := c.store.keys
-	reply, err := m.ask(c.store.life, recordOrderScript,
-		[]string{k.lock(c.name), k.fence(c.name), k.index()},
-		[]string{c.id, strconv.FormatUint(c.order, 10), millis(c.ttl), millis(fenceTTL), c.name, k.channel(c.name)})
+// recordOrder sends the order to a master that has the bid.
+func (b *bid) recordOrder(m *master, votes chan<- vote) {
+	k := b.store.keys
+	reply, err := m.ask(b.store.life, recordOrderScript,
+		[]string{k.lock(b.name), k.fence(b.name), k.index()},
+		[]string{b.id, strconv.FormatUint(b.order, 10), millis(b.ttl), millis(fenceTTL), b.name, k.channel(b.name)})
 	mine := false
 	if err == nil {
 		mine, err = parseBool(reply)
@@ -277,12 +277,12 @@ func (c *claim) recordOrder(m *master, votes chan<- vote) {
 	votes <- vote{master: m, granted: mine, err: err}
 }
 
-// recordRenewal records a master's answer to a renewal. It reports whether the claim should be
+// recordRenewal records a master's answer to a renewal. It reports whether the bid should be
 // restored there, because the lock is free at that master.
-func (c *claim) recordRenewal(m *master, answer int64) (free bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := &c.placements[m.number]
+func (b *bid) recordRenewal(m *master, answer int64) (free bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at := &b.placements[m.number]
 	if at.state != unanswered {
 		at.state = absent
 		if answer == 1 {
@@ -292,24 +292,24 @@ func (c *claim) recordRenewal(m *master, answer int64) (free bool) {
 	return answer == 0 && at.state == absent
 }
 
-// restore puts the claim in at a master that does not have it, while a majority has.
-func (c *claim) restore(m *master) {
-	c.mu.Lock()
-	at := &c.placements[m.number]
-	if c.leaving != nil || at.state != absent {
-		c.mu.Unlock()
+// restore puts the bid in at a master that does not have it, while a majority has.
+func (b *bid) restore(m *master) {
+	b.mu.Lock()
+	at := &b.placements[m.number]
+	if b.leaving != nil || at.state != absent {
+		b.mu.Unlock()
 		return
 	}
 	at.state = unanswered
-	c.mu.Unlock()
+	b.mu.Unlock()
 
-	k := c.store.keys
-	reply, err := m.ask(c.store.life, restoreScript,
-		[]string{k.lock(c.name), k.fence(c.name), k.void(c.name, c.id), k.index()},
-		[]string{c.id, c.value, strconv.FormatUint(c.order, 10), millis(c.ttl), millis(fenceTTL), c.name})
+	k := b.store.keys
+	reply, err := m.ask(b.store.life, restoreScript,
+		[]string{k.lock(b.name), k.fence(b.name), k.void(b.name, b.id), k.index()},
+		[]string{b.id, b.value, strconv.FormatUint(b.order, 10), millis(b.ttl), millis(fenceTTL), b.name})
 	mine := false
 	if err == nil {
 		mine, err = parseBool(reply)
 	}
-	c.recordTake(m, err, mine)
+	b.recordTake(m, err, mine)
 }
