@@ -43,6 +43,9 @@ func (r *renamed) Capabilities() store.Capabilities {
 			return inner.SetLimit(ctx, r.prefix+name, limit)
 		}
 	}
+	if inner.Record != nil {
+		c.Record = func(ctx context.Context, name string) ([]byte, error) { return inner.Record(ctx, r.prefix+name) }
+	}
 	return c
 }
 

@@ -15,6 +15,7 @@ func TestHarness_withoutMustBeExact(t *testing.T) {
 	all := store.Capabilities{
 		Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
 		Requeue:    true,
+		Record:     func(context.Context, string) ([]byte, error) { return nil, nil },
 		SetLimit:   func(context.Context, string, int) error { return nil },
 		ClearMarks: func(context.Context, string, []uint64) error { return nil },
 	}

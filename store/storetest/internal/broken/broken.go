@@ -25,7 +25,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), downgradeBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), recordBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -42,6 +42,7 @@ type wholeStore struct {
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
 	clearMarks   func(ctx context.Context, name string, orders []uint64) error
 	setLimit     func(ctx context.Context, name string, limit int) error
+	record       func(ctx context.Context, name string) ([]byte, error)
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -54,6 +55,9 @@ func (s wholeStore) Capabilities() store.Capabilities {
 	}
 	if s.setLimit != nil {
 		c.SetLimit = s.setLimit
+	}
+	if s.record != nil {
+		c.Record = s.record
 	}
 	return c
 }
@@ -146,6 +150,7 @@ type ticket struct {
 	downgrade       func(context.Context) error
 	notifyContended func(func())
 	claimNumber     func(context.Context) (int, uint64, error)
+	setRecord       func(context.Context, []byte) error
 	extend          func(*store.Extensions)
 }
 
@@ -175,6 +180,9 @@ func (t ticket) Extensions() store.Extensions {
 	}
 	if t.claimNumber != nil {
 		e.ClaimNumber = t.claimNumber
+	}
+	if t.setRecord != nil {
+		e.SetRecord = t.setRecord
 	}
 	if t.extend != nil {
 		t.extend(&e)
