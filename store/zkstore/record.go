@@ -44,14 +44,15 @@ func (e *entry) setRecord(ctx context.Context, value []byte) error {
 		// The writer makes the data different from that of every other call.
 		data = fmt.Appendf(nil, "%s.%d %s", e.node.name, call, value)
 	}
-	_, err := attempt(bounded, se.client, func(before int) (struct{}, error) {
-		return struct{}{}, e.tryRecord(bounded, data, before > 0)
-	})
+	var unanswered atomic.Bool
+	there, err := attempt(bounded, se.client, func(int) (bool, error) { return e.tryRecord(bounded, data, &unanswered) })
 	switch {
-	case errors.Is(err, store.ErrGone), errors.Is(err, store.ErrNotKnown):
-		return fmt.Errorf("%s: %s: %w", se.store, op, err)
 	case err != nil:
 		return se.wrapErr(ctx, op, err)
+	case !there && unanswered.Load():
+		return fmt.Errorf("%s: %s: an earlier request was not answered, and now there is no entry: %w", se.store, op, store.ErrNotKnown)
+	case !there:
+		return e.line.evictedErr()
 	}
 	return nil
 }
@@ -59,24 +60,25 @@ func (e *entry) setRecord(ctx context.Context, value []byte) error {
 // errRecordChanged is the outcome of an attempt that another write came before. The next one reads again.
 var errRecordChanged = errors.New("the record was changed by another client at the same time")
 
-// tryRecord makes one attempt to write the data; nil removes the node. If it is called by a goroutine
+// tryRecord makes one attempt to write the data; nil removes the node. It reports whether the entry was
+// there, and sets unanswered if it does not know whether the data was written. If it is called by a goroutine
 // whose caller has given up, it sends nothing. So no request of an earlier call is sent after one of a
 // later call, and the servers keep the order of the requests of one connection. After a loss of the
 // connection the first read finds what the requests before it have done, or prevents them: see
 // [entry.recover].
-func (e *entry) tryRecord(ctx context.Context, data []byte, again bool) error {
+func (e *entry) tryRecord(ctx context.Context, data []byte, unanswered *atomic.Bool) (there bool, err error) {
 	e.records.request.Lock()
 	defer e.records.request.Unlock()
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
 	client, path := e.session.client, join(e.line.dir, recordNode)
 	last, version, err := e.readRecord(path)
-	if err != nil {
-		return err
-	}
-	if again && version >= 0 && data != nil && string(last) == string(data) {
-		return nil // by an attempt that was not answered
+	switch {
+	case err != nil:
+		return false, err
+	case data != nil && string(last) == string(data):
+		return true, nil // by an attempt that was not answered
 	}
 	ops := []any{&zk.CheckVersionRequest{Path: e.path(), Version: -1}}
 	switch {
@@ -89,15 +91,18 @@ func (e *entry) tryRecord(ctx context.Context, data []byte, again bool) error {
 		ops = append(ops, &zk.SetDataRequest{Path: path, Data: data, Version: version})
 	}
 	replies, err := client.Multi(ops...)
-	switch at := slices.IndexFunc(replies, func(r zk.MultiResponse) bool { return r.Error != nil }); {
-	case errors.Is(err, zk.ErrNoNode) && at == 0 && again:
-		return fmt.Errorf("an earlier request may have been carried out, and now the entry is not there: %w", store.ErrNotKnown)
-	case errors.Is(err, zk.ErrNoNode) && at == 0:
-		return e.line.evictedErr()
+	refusedAt := slices.IndexFunc(replies, func(r zk.MultiResponse) bool { return r.Error != nil })
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, zk.ErrNoNode) && refusedAt == 0:
+		return false, nil
 	case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNodeExists), errors.Is(err, zk.ErrBadVersion):
-		return errRecordChanged
+		return false, errRecordChanged
+	case !refused(err):
+		unanswered.Store(true)
 	}
-	return err
+	return false, err
 }
 
 // readRecord reads the node of the record from a server that has all that was written before. The version
