@@ -171,8 +171,8 @@ func TestOnce_waiterIsSkipped(t *testing.T) {
 	m.expectStarts(1)
 }
 
-// Who waits while the command fails takes its result, unless it retries or has another key. Who comes
-// later runs the command.
+// A call that waits while the command fails takes over its result, unless it retries or has another key. A
+// call that comes later runs the command.
 func TestOnce_failureDuringWait(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -260,7 +260,7 @@ func TestOnce_lostBeforeRecord(t *testing.T) {
 	m.setenv("STILE_URL", "redis://"+redis.Addr())
 	for code, text := range map[int]string{
 		0: "the command succeeded, but this is not recorded, so it may run again: ",
-		3: "the command failed, but this is not recorded, so those who wait may run it: ",
+		3: "the command failed, but this is not recorded, so the waiters may run it: ",
 	} {
 		before := m.starts()
 		c := m.startOnce(fmt.Sprintf("exit %d", code), "--key", "v1", "job")

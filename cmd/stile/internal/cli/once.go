@@ -41,8 +41,8 @@ the last success was called less than nine tenths of the DURATION before. So the
 may differ by a tenth of the DURATION, less the time by which the calls come early or late. With
 both, it runs once in each period for each KEY.
 
-Who waits while the command runs elsewhere is told its result: after a success, the command is
-skipped; after a failure, stile once ends with the same exit code. With --retry it runs the command
+A call that waits while the command runs elsewhere takes over its result: after a success, the
+command is skipped; after a failure, stile once ends with the same exit code. With --retry it runs the command
 after a failure. The next call runs it anyway.
 
 The success is recorded in the store in one step with a check that the lock is still held. If that
@@ -271,7 +271,7 @@ func (o *once) record(ctx context.Context, l *lock, signals *child.Signals, h hi
 	case err != nil && exitCode == 0:
 		o.stdio.say(fmt.Sprintf("%s: the command succeeded, but this is not recorded, so it may run again: %s", l.what(), textOf(reasonOf(err))))
 	case err != nil:
-		o.stdio.say(fmt.Sprintf("%s: the command failed, but this is not recorded, so those who wait may run it: %s", l.what(), textOf(reasonOf(err))))
+		o.stdio.say(fmt.Sprintf("%s: the command failed, but this is not recorded, so the waiters may run it: %s", l.what(), textOf(reasonOf(err))))
 	case exitCode == 0:
 		l.report("%s: the success is recorded", l.what())
 	}

@@ -47,7 +47,7 @@ type Attempt struct {
 
 const (
 	format = 1
-	// maxFailures is how many failures are kept. They matter only to those who waited meanwhile.
+	// maxFailures is how many failures are kept. They matter only to the calls that waited meanwhile.
 	maxFailures = 100
 	// maxOwnerBytes is how much of an owner is kept.
 	maxOwnerBytes = 200
