@@ -50,7 +50,7 @@ func (h *Hold) SetRecord(ctx context.Context, value []byte) error {
 		return fail(fmt.Errorf("it has %d bytes, more than the maximum of %d", len(value), MaxRecordBytes))
 	}
 	t.awaitPendingLoss()
-	if loss, released := h.ended(); loss != nil {
+	if released, loss := h.ended(); loss != nil {
 		return loss
 	} else if released {
 		return fail(ErrReleased)
@@ -62,7 +62,7 @@ func (h *Hold) SetRecord(ctx context.Context, value []byte) error {
 	if err == nil {
 		return nil
 	}
-	loss, released := h.ended()
+	released, loss := h.ended()
 	switch {
 	case errors.Is(err, ErrNotKnown):
 		return fail(err)
@@ -74,14 +74,14 @@ func (h *Hold) SetRecord(ctx context.Context, value []byte) error {
 	return fail(err)
 }
 
-// ended reports how the hold has ended; nil and false if it has not.
-func (h *Hold) ended() (loss error, released bool) {
+// ended reports how the hold has ended: false and nil if it has not.
+func (h *Hold) ended() (released bool, loss error) {
 	h.tenure.queue.mu.Lock()
 	defer h.tenure.queue.mu.Unlock()
 	if h.loss != nil {
-		return h.loss, false
+		return false, h.loss
 	}
-	return nil, h.over.Load()
+	return h.over.Load(), nil
 }
 
 // Record returns the record of a name, which [Hold.SetRecord] has written. It is empty if there is none. It

@@ -69,10 +69,10 @@ func records(s suite) {
 		c, p, next := w.expiringHold(func(_ *client, held, _ *entry) error { return held.trySetRecord("value") })
 		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
 		w.wantRecord(p.name, "value")
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		w.wantRecord(p.name, "value")
 		next.setRecord("next")
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		w.wantRecord(p.name, "next")
 	})
 
@@ -110,10 +110,10 @@ func records(s suite) {
 		p := c.hold(name, line.Exclusive)
 		p.setRecord("value")
 		p.withdraw()
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		w.wantRecord(name, "value")
 		next := c.hold(name, line.Exclusive) // on some stores with the same key
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		w.wantRecord(name, "value")
 		next.setRecord("next")
 		w.wantRecord(name, "next")
@@ -124,7 +124,7 @@ func records(s suite) {
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
 		c.close()
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		w.wantRecord(name, "")
 	})
 
@@ -136,11 +136,11 @@ func records(s suite) {
 		if _, err := w.breakEntry(name, p.admitted()); err != nil {
 			t.Fatalf("Break: %v", err)
 		}
-		p.cannotSetRecord("late") // before or after its client has been notified
+		p.cannotSetRecord() // before or after its client has been notified
 		w.wantRecord(name, "value")
 		p.gone()
 		next := c.hold(name, line.Exclusive)
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		next.setRecord("next")
 		w.wantRecord(name, "next")
 	})
@@ -149,7 +149,7 @@ func records(s suite) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		p.withdrawAfter(w.longDelay())
-		p.cannotSetRecord("late")
+		p.cannotSetRecord()
 		w.wantRecord(name, "")
 	})
 
@@ -266,9 +266,9 @@ func (p *entry) trySetRecord(value string) error {
 }
 
 // cannotSetRecord checks that an entry that has gone cannot write the record.
-func (p *entry) cannotSetRecord(value string) {
+func (p *entry) cannotSetRecord() {
 	p.client.w.t.Helper()
-	if err := p.trySetRecord(value); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
+	if err := p.trySetRecord("late"); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
 		p.client.w.t.Fatalf("session %s, lock %q: SetRecord of an entry that is gone returned %v, want ErrGone or ErrSessionLost",
 			p.client.ID(), p.name, err)
 	}

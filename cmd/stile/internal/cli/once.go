@@ -163,7 +163,7 @@ func (o *once) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if ended, skip := o.skipped(h); skip {
+	if ended := o.skipped(h); ended != nil {
 		return ended
 	}
 	if s := h.InFuture(o.call, time.Now()); s != nil {
@@ -196,8 +196,10 @@ func (o *once) lookBefore(ctx context.Context, client *stile.Client) error {
 		return err
 	}
 	o.call.Seen = h.LastFailure(o.call.Key)
-	ended, _ := o.skipped(h)
-	return ended
+	if ended := o.skipped(h); ended != nil {
+		return ended
+	}
+	return nil
 }
 
 // read reads the history of the name.
@@ -225,22 +227,22 @@ func readHistory(ctx context.Context, client *stile.Client, name string) (histor
 	return h, err
 }
 
-// skipped reports whether the command is not to be run, and returns the exit; nil means success.
-func (o *once) skipped(h history.History) (result error, skip bool) {
+// skipped returns the exit if the command is not to be run, and nil if it is.
+func (o *once) skipped(h history.History) *exit {
 	verdict, a := h.Judge(o.call, time.Now())
 	if verdict == history.Run {
-		return nil, false
+		return nil
 	}
 	said := fmt.Errorf("%s: the command was not run: %s", lockText(o.names...), attemptText(o.call.Key, *a))
 	switch {
 	case verdict == history.Failed && o.quiet:
-		return &exit{Code: a.ExitCode}, true
+		return &exit{Code: a.ExitCode}
 	case verdict == history.Failed:
-		return &exit{a.ExitCode, said}, true
+		return &exit{a.ExitCode, said}
 	case o.verbose:
-		return &exit{int(o.skip), said}, true
+		return &exit{int(o.skip), said}
 	default:
-		return &exit{Code: int(o.skip)}, true
+		return &exit{Code: int(o.skip)}
 	}
 }
 

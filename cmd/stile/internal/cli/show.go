@@ -14,7 +14,6 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/history"
-	"github.com/stilelock/stile/store"
 )
 
 func newShow(stdio Stdio) *cobra.Command {
@@ -68,15 +67,12 @@ type shownInJSON struct {
 // jobsOf returns what stile once has recorded for a line's name; nil if there is nothing. If the record
 // cannot be understood, it adds a remark to the line.
 func jobsOf(ctx context.Context, client *stile.Client, line *stile.Line) (map[string]history.Job, error) {
-	if store.CheckName(line.Name) != nil {
-		return nil, nil // the lock of another client, which Stile cannot take
-	}
 	h, err := readHistory(ctx, client, line.Name)
 	switch {
 	case errors.Is(err, errDamaged):
 		line.Remarks = append(line.Remarks, fmt.Sprintf("%v; stile once --forget removes it", err))
 		return nil, nil
-	case errors.Is(err, stile.ErrUnsupported), errors.Is(err, stile.ErrBadName):
+	case errors.Is(err, stile.ErrUnsupported), errors.Is(err, stile.ErrBadName): // a lock that Stile cannot take has no record
 		return nil, nil
 	}
 	return h.Jobs, err
