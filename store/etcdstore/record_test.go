@@ -126,3 +126,27 @@ func TestSetRecord_key(t *testing.T) {
 		t.Errorf("Record of a reserved name: got %v, want ErrBadName", err)
 	}
 }
+
+// The entry is removed between the read of the record and the write.
+// Promise: P6
+func TestSetRecord_entryRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	cli, intercept := interceptedClient(t)
+	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
+	j.await(t, store.Admitted)
+	var requests atomic.Int32
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		if request == "Txn" && requests.Add(1) == 2 {
+			if _, err := server(t).Client(t).Delete(t.Context(), j.Extensions().Key); err != nil {
+				t.Error(err)
+			}
+		}
+		return send()
+	})
+	intercept.Store(&f)
+	if err := j.Extensions().SetRecord(t.Context(), []byte("late")); !errors.Is(err, store.ErrGone) {
+		t.Errorf("SetRecord: got %v, want ErrGone", err)
+	}
+	wantRecord(t, name, "")
+}

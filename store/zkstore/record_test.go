@@ -105,3 +105,28 @@ func TestSetRecord_replaced(t *testing.T) {
 	}
 	wantRecord(t, name, "next")
 }
+
+// The entry is removed between the read of the record and the write.
+// Promise: P6
+func TestSetRecord_entryRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	conn := connect(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
+	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+	j.admitted(t)
+	hold, held := once(opMulti, stall)
+	m.intercept(hold, nil)
+	result := make(chan error, 1)
+	go func() { result <- j.Extensions().SetRecord(t.Context(), []byte("late")) }()
+	<-held
+	if err := conn.Delete(j.Extensions().Key, -1); err != nil {
+		t.Fatal(err)
+	}
+	m.intercept(nil, nil)
+	m.resume()
+	if err := <-result; !errors.Is(err, store.ErrGone) {
+		t.Errorf("SetRecord: got %v, want ErrGone", err)
+	}
+	wantRecord(t, name, "")
+}
