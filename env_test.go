@@ -173,7 +173,7 @@ func (w *testEnv) heal() { w.store.SetFaults(nil) }
 func on(ops ...memstore.Op) []memstore.Op { return ops }
 
 var allOps = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw,
-	memstore.SetOwner, memstore.ClaimNumber, memstore.Close, memstore.Break)
+	memstore.SetOwner, memstore.ClaimNumber, memstore.SetRecord, memstore.Close, memstore.Break)
 
 // lock acquires a lock that is free.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {

@@ -28,7 +28,7 @@ var (
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
 	// ErrNotKnown means that the lock is released, but that it is unknown whether it was held until
-	// then. See [Hold.Release].
+	// then. See [Hold.Release] and [Hold.SetRecord].
 	ErrNotKnown = store.ErrNotKnown
 	// ErrNoNumber means that all slot numbers are taken. See [Semaphore.Numbered].
 	ErrNoNumber = store.ErrNoNumber

@@ -415,3 +415,28 @@ func ExampleHold_Yield() {
 	// another job in between
 	// working on n to z
 }
+
+// A job that has to be done once, by one of many processes.
+func ExampleHold_SetRecord() {
+	ctx := context.Background()
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(ctx)
+
+	migrate := func(ctx context.Context, hold *stile.Hold) error {
+		done, err := client.Record(ctx, hold.Name()) // after the lock was obtained
+		if err != nil || string(done) == "v42" {
+			return err
+		}
+		fmt.Println("migrating to v42")
+		return hold.SetRecord(ctx, []byte("v42"))
+	}
+	err = client.Mutex("schema").Do(ctx, migrate)
+	again := client.Mutex("schema").Do(ctx, migrate) // as another process would
+	fmt.Println(err, again)
+	// Output:
+	// migrating to v42
+	// <nil> <nil>
+}

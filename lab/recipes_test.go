@@ -67,6 +67,7 @@ func TestRecipes_tableOfStores(t *testing.T) {
 		{"`LockAll` in one step", func(c store.Capabilities) bool { return c.EnqueueAll != nil }},
 		{"`Numbered`", func(c store.Capabilities) bool { return c.SlotNumbers }},
 		{"`Resize`", func(c store.Capabilities) bool { return c.SetLimit != nil }},
+		{"`SetRecord`", func(c store.Capabilities) bool { return c.Record != nil }},
 		{"`ReleaseAfter`", func(c store.Capabilities) bool { return c.ReleaseAfter }},
 		{"`LockDelay`", func(c store.Capabilities) bool { return c.ClearMarks != nil }},
 	}

@@ -111,6 +111,20 @@ type Extensions struct {
 	// entry that WithdrawAfter has detached keeps it.
 	ClaimNumber func(ctx context.Context) (number int, order uint64, err error)
 
+	// SetRecord replaces the record of the entry's name: see [Capabilities.Record]. An empty value removes
+	// it. The record is written in one step with a check that the entry is in its line. The caller keeps
+	// the value within [MaxRecordBytes], and does not change it during the call.
+	//
+	// On success the entry was in its line when the record was written. The entry must be admitted and
+	// not withdrawn. If it is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
+	// [ErrSessionLost] and the record is unchanged. If it is gone, an earlier request of this call was not
+	// answered, and the record does not show it, the error matches [ErrNotKnown]: the record may have had
+	// this value for a time. After any other error the record may have either value, and an unanswered
+	// request may still take effect, but not after the entry is gone or detached, or after a later call
+	// for this entry has succeeded. SetRecord may be called again and concurrently; then any of the
+	// concurrent calls may take effect last.
+	SetRecord func(ctx context.Context, value []byte) error
+
 	// Key is where the entry is in the store: the key on etcd, the path of the node on ZooKeeper. A
 	// transaction that finds an entry with this key and this order has found this entry, so a guard
 	// can check that it is still in the line. Key is empty on stores without such transactions.

@@ -258,6 +258,9 @@ const MaxOrder = 1<<52 - 1
 // The order of the entry to which a hold belongs is its token >> TurnBits.
 const TurnBits = 11
 
+// MaxRecordBytes is the maximum length of a record; see [Extensions.SetRecord].
+const MaxRecordBytes = 256 << 10
+
 // Capabilities are the features and limits of a store.
 type Capabilities struct {
 	// Kind is the kind of store in one word, for messages and metrics: "etcd", "redis", "memory".
@@ -323,6 +326,15 @@ type Capabilities struct {
 	// after another. It is set on a store for all clients or for none, because callers of the two kinds can
 	// deadlock.
 	EnqueueAll func(ctx context.Context, session Session, requests []Request) ([]Ticket, error)
+	// Record returns the record of a name, which [Extensions.SetRecord] has written; empty if there is
+	// none. It shows every write that had succeeded before the call, as long as the store keeps its data.
+	// A record is kept beside the line: it needs no session and no entries to stay, and outlasts both. Lines
+	// does not list a name for its record, and Watch does not report that a record has changed.
+	//
+	// The value may be any bytes: other clients can write to the store. A store need not return more than
+	// the first [MaxRecordBytes] + 1 bytes. Record is nil if the store keeps no records; otherwise tickets
+	// have SetRecord.
+	Record func(ctx context.Context, name string) ([]byte, error)
 	// MinTTL and MaxTTL are the limits of a session's TTL. A store that learns its limits from the
 	// server returns the widest ones here, and the server's in the error of Open. A client of the
 	// root package also has its own maximum, stile.MaxTTL.

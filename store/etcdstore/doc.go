@@ -49,6 +49,11 @@
 //	<prefix>.stile/slots/<name>//<number>
 //	<prefix>.stile/slots/<name>//limit
 //
+// The record of a name ([store.Extensions].SetRecord) is a key without a lease. Its value begins with the
+// order of the entry that has written it, and the number of that call.
+//
+//	<prefix>.stile/records/<name>//
+//
 // # Requests whose outcome is unknown
 //
 // If the leader dies, a request that etcd has already accepted is answered only after seven seconds,

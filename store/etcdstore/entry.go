@@ -46,6 +46,8 @@ type entry struct {
 	modified atomic.Int64
 	// marked is set if the entry may have left a marker.
 	marked atomic.Bool
+	// recordCalls counts the calls of setRecord.
+	recordCalls atomic.Int64
 	// claimKey is the key of the entry's slot number, if it may have one.
 	claimKey atomic.Pointer[string]
 
@@ -446,7 +448,7 @@ func (se *session) abortInsert(names string, conditions []clientv3.Cmp, deletes 
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
-		Requeue: e.requeue, ClaimNumber: e.claimNumber, Key: e.key,
+		Requeue: e.requeue, ClaimNumber: e.claimNumber, SetRecord: e.setRecord, Key: e.key,
 	}
 }
 

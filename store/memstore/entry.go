@@ -156,7 +156,7 @@ func (e *entry) notifyContended(f func()) {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended,
-		Requeue: e.requeue, ClaimNumber: e.claimNumber,
+		Requeue: e.requeue, ClaimNumber: e.claimNumber, SetRecord: e.setRecord,
 	}
 }
 

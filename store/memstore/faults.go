@@ -26,6 +26,8 @@ const (
 	Break       Op = "break"        // break an entry of any session
 	ClearMarks  Op = "clear marks"  // delete markers
 	SetLimit    Op = "set limit"    // set the operator's limit of a line
+	SetRecord   Op = "set record"   // write the record of a name
+	ReadRecord  Op = "read record"  // read the record of a name
 	Watch       Op = "watch"        // start a watch
 	Notify      Op = "notify"       // deliver an entry's standing, or a change to a watch; only Delay applies
 )

@@ -22,6 +22,7 @@ type Store struct {
 	lines    map[string][]*entry // in order; no empty lines
 	markers  map[string][]*entry // by line name: the entries that have left a marker
 	limits   map[string]int      // by line name: the operator's limits of slots
+	records  map[string][]byte   // by line name
 	watches  map[*watch]struct{}
 	order    uint64
 	opened   int
@@ -36,6 +37,7 @@ func New() *Store {
 		lines:    make(map[string][]*entry),
 		markers:  make(map[string][]*entry),
 		limits:   make(map[string]int),
+		records:  make(map[string][]byte),
 		watches:  make(map[*watch]struct{}),
 	}
 }
@@ -52,7 +54,7 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
 		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
-		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll,
+		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll, Record: s.record,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

@@ -16,6 +16,7 @@
 //	{a}//f   the last order given out; kept for a day            a string
 //	{a}//v   ids that a late request must not add (10 minutes)   a sorted set
 //	{a}//l   the operator's limit of slots, and its last change  a string
+//	{a}//r   the writer of the record, and the record            a string
 //
 // They are in the same hash slot of a cluster. No lock name contains "//", so none of these is the key
 // of a lock. The first four expire about a minute after the last lease of the line has ended. A

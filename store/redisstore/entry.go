@@ -32,6 +32,7 @@ type entry struct {
 	line    lineKeys
 	payload string
 	changes atomic.Int64 // number of calls of setOwner
+	records atomic.Int64 // number of calls of setRecord
 
 	replaces *entry // the entry that goes when this one is put in; nil if there is none
 
@@ -316,7 +317,7 @@ func (e *entry) leaveOperation() operation {
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
 		WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, Downgrade: e.downgrade, NotifyContended: e.notifyContended, Requeue: e.requeue,
-		ClaimNumber: e.claimNumber,
+		ClaimNumber: e.claimNumber, SetRecord: e.setRecord,
 	}
 }
 

@@ -30,6 +30,7 @@ const (
 	fenceSuffix   = "//f"
 	voidsSuffix   = "//v"
 	limitSuffix   = "//l"
+	recordSuffix  = "//r"
 )
 
 func (k keys) forLine(name string) lineKeys {
@@ -41,7 +42,7 @@ func (k keys) forLine(name string) lineKeys {
 func (l lineKeys) all() []string {
 	return []string{
 		l.lock, l.side + queueSuffix, l.side + holdersSuffix, l.side + leasesSuffix,
-		l.side + entriesSuffix, l.side + fenceSuffix, l.side + voidsSuffix, l.side + limitSuffix,
+		l.side + entriesSuffix, l.side + fenceSuffix, l.side + voidsSuffix, l.side + limitSuffix, l.side + recordSuffix,
 	}
 }
 

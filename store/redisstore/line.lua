@@ -2,8 +2,8 @@
 --
 -- KEYS: the lock's key; the queue of waiters, by arrival; the holders, by order; the ends of all
 -- leases, in milliseconds; the information about the entries; the last order given out; the void
--- entries, which must not be added (again); the operator's limit of slots; and for join and
--- requeue, if it is on this server, the session.
+-- entries, which must not be added (again); the operator's limit of slots; the record of the name; and
+-- for join and requeue, if it is on this server, the session.
 --
 -- ARGV: the operation; the command that publishes to clients, and the prefix of their channels; the
 -- channel on which changes are published, or "", and the name to publish there; then the arguments
@@ -20,7 +20,7 @@
 -- the two differ, another client has deleted or replaced the key, and the former holders have lost
 -- the lock.
 
-local K, Q, H, X, E, F, V, L, session = unpack(KEYS)
+local K, Q, H, X, E, F, V, L, R, session = unpack(KEYS)
 local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local VOID_TTL = 600000 -- how long a void entry is remembered
@@ -45,6 +45,9 @@ if op == 'read' then
 		redis.call('ZRANGE', Q, 0, -1, 'WITHSCORES'), redis.call('ZRANGE', X, 0, -1, 'WITHSCORES'), redis.call('HGETALL', E), redis.call('GET', L),
 	}
 end
+
+-- record n: returns the beginning of the record's key, n bytes of it.
+if op == 'record' then return string.sub(redis.call('GET', R) or '', 1, tonumber(ARGV[6])) end
 
 -- Returns how many of the n slots that an entry asks for count, by the operator's limit.
 local limit
@@ -678,6 +681,25 @@ if op == 'limit' then
 	settle()
 	finish()
 	return last
+end
+
+-- setrecord id n value: replaces the record, if the entry holds the lock and is not detached, unless a
+-- later call for the entry has. Returns whether the entry was there, or has written this record. A removed
+-- record is remembered as long as a request in flight might write it again.
+if op == 'setrecord' then
+	local id, n, text = ARGV[6], tonumber(ARGV[7]), ARGV[8]
+	settle()
+	finish()
+	local writer, last = string.match(redis.call('GET', R) or '', '^(%S+) (%d+) ')
+	local _, flag = parts(id)
+	if not flag or flag == 't' or not redis.call('ZSCORE', H, id) then
+		return writer == id and tonumber(last) == n and 1 or 0
+	end
+	if writer ~= id or tonumber(last) <= n then
+		redis.call('SET', R, id .. ' ' .. ARGV[7] .. ' ' .. text) -- also if it is there: see doReplicated
+		if text == '' then redis.call('PEXPIRE', R, VOID_TTL) end
+	end
+	return 1
 end
 
 -- break order: evicts the entry with that order. Returns whether there was one.

@@ -137,7 +137,7 @@ func ClientOptions(addrs ...string) rueidis.ClientOption {
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
-		Requeue: true, SetLimit: s.setLimit, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Requeue: true, SetLimit: s.setLimit, Record: s.record, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

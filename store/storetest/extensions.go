@@ -51,6 +51,7 @@ func checkExtensions(t *testing.T, caps store.Capabilities, e store.Extensions) 
 		{"Downgrade", "Downgrades", e.Downgrade != nil, caps.Downgrades},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
 		{"Requeue", "Requeue", e.Requeue != nil, caps.Requeue},
+		{"SetRecord", "Record", e.SetRecord != nil, caps.Record != nil},
 		{"ClaimNumber", "SlotNumbers", e.ClaimNumber != nil, caps.SlotNumbers},
 	} {
 		if f.set != f.want {

@@ -73,6 +73,7 @@ const (
 	SlotNumbers   Ability = "numbers of slots (Capabilities.SlotNumbers)"
 	EnqueueAll    Ability = "joining several lines in one step (Capabilities.EnqueueAll)"
 	Limits        Ability = "the operator's limit of slots (Capabilities.SetLimit)"
+	Records       Ability = "records of names (Capabilities.Record)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
 	Cut           Ability = "disconnecting a session from the server (Harness.Cut)"
@@ -97,6 +98,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{SlotNumbers, caps.SlotNumbers},
 		{Limits, caps.SetLimit != nil},
 		{EnqueueAll, caps.EnqueueAll != nil},
+		{Records, caps.Record != nil},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
 		{Cut, h.Cut != nil},
@@ -171,6 +173,7 @@ func Run(t *testing.T, h Harness) {
 		{"numbers", numbers, []Ability{SharedModes, Fencing, SlotNumbers}},
 		{"limit", limits, []Ability{SharedModes, Limits}},
 		{"enqueueall", enqueueAll, []Ability{Fair, EnqueueAll}},
+		{"record", records, []Ability{Records}},
 		{"concurrency", concurrency, nil},
 		{"sessions", sessions, nil},
 		{"outage", outage, []Ability{Cut}},

@@ -59,6 +59,9 @@ func (r *renamed) Capabilities() store.Capabilities {
 			return tickets, se.rename(err)
 		}
 	}
+	if inner.Record != nil {
+		c.Record = func(ctx context.Context, name string) ([]byte, error) { return inner.Record(ctx, r.prefix+name) }
+	}
 	return c
 }
 

@@ -21,10 +21,10 @@ func sessions(s suite) {
 		}
 		again := w.stores[0].Capabilities()
 		// Functions cannot be compared.
-		functions := [3]bool{caps.ClearMarks != nil, caps.SetLimit != nil, caps.EnqueueAll != nil}
-		functionsAgain := [3]bool{again.ClearMarks != nil, again.SetLimit != nil, again.EnqueueAll != nil}
-		caps.ClearMarks, caps.SetLimit, caps.EnqueueAll = nil, nil, nil
-		again.ClearMarks, again.SetLimit, again.EnqueueAll = nil, nil, nil
+		functions := [4]bool{caps.ClearMarks != nil, caps.SetLimit != nil, caps.EnqueueAll != nil, caps.Record != nil}
+		functionsAgain := [4]bool{again.ClearMarks != nil, again.SetLimit != nil, again.EnqueueAll != nil, again.Record != nil}
+		caps.ClearMarks, caps.SetLimit, caps.EnqueueAll, caps.Record = nil, nil, nil, nil
+		again.ClearMarks, again.SetLimit, again.EnqueueAll, again.Record = nil, nil, nil, nil
 		if functions != functionsAgain || !reflect.DeepEqual(caps, again) {
 			t.Errorf("the capabilities changed from %+v, functions %v, to %+v, %v", caps, functions, again, functionsAgain)
 		}

@@ -24,7 +24,7 @@
 //
 // The number of a slot is an ephemeral node ~slots/<number> in the directory of the line, with the name
 // of the entry's node as its data; both are deleted in one transaction. The operator's limit of the slots
-// is the node ~limit, which is not ephemeral.
+// is the node ~limit, and the record of the name the node ~record; neither is ephemeral.
 //
 // The order of an entry, from which its token is made, is the number of the transaction that created
 // it (czxid): of two conflicting entries the later one has the larger order, in the whole ensemble.

@@ -40,6 +40,7 @@ type entry struct {
 	unanswered atomic.Int32
 	version    atomic.Int32 // of the node's data, the last known
 	number     claimState
+	records    recordState
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -517,7 +518,8 @@ func (e *entry) remove(ctx context.Context, name string) error {
 // ephemeral, and so is everything else it could leave.
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{
-		SetOwner: e.setOwner, NotifyContended: e.notifyContended, Requeue: e.requeue, ClaimNumber: e.claimNumber, Key: e.path(),
+		SetOwner: e.setOwner, NotifyContended: e.notifyContended, Requeue: e.requeue, ClaimNumber: e.claimNumber,
+		SetRecord: e.setRecord, Key: e.path(),
 	}
 }
 

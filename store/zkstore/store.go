@@ -166,7 +166,7 @@ func (s *Store) Close() error {
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true,
-		OwnerUpdates: true, Contention: true, Requeue: true, SlotNumbers: true, SetLimit: s.setLimit, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		OwnerUpdates: true, Contention: true, Requeue: true, SlotNumbers: true, SetLimit: s.setLimit, Record: s.record, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

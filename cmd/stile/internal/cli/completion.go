@@ -103,7 +103,7 @@ func (s completionScript) generate(root *cobra.Command) (string, error) {
 // contain.
 const bashInsertion = `    local i
     for ((i = 2; i < COMP_CWORD; i++)); do
-        if [[ ${COMP_WORDS[1]} == @(run|elect) && ${COMP_WORDS[i]} == -- ]]; then
+        if [[ ${COMP_WORDS[1]} == @(run|elect|once) && ${COMP_WORDS[i]} == -- ]]; then
             if declare -F _command_offset >/dev/null; then
                 _command_offset $((i + 1))
             elif ((COMP_CWORD == i + 1)); then
@@ -135,7 +135,7 @@ const bashInsertion = `    local i
 `
 
 const zshInsertion = `    local -i dashes=${words[(i)--]}
-    if [[ $words[2] == (run|elect) ]] && (( dashes < CURRENT )); then
+    if [[ $words[2] == (run|elect|once) ]] && (( dashes < CURRENT )); then
         words=("${(@)words[dashes+1,-1]}")
         (( CURRENT -= dashes ))
         _normal
@@ -145,7 +145,7 @@ const zshInsertion = `    local -i dashes=${words[(i)--]}
 `
 
 const fishInsertion = `    set -l typed (commandline -opc)
-    if contains -- "$typed[2]" run elect; and set -l dashes (contains -i -- -- $typed)
+    if contains -- "$typed[2]" run elect once; and set -l dashes (contains -i -- -- $typed)
         set -l command (string escape -- $typed[(math $dashes + 1)..-1]) (commandline -ct)
         complete --do-complete "$command"
         echo :4 # that was all
@@ -158,7 +158,7 @@ const fishInsertion = `    set -l typed (commandline -opc)
 func addCompletions(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		switch cmd.Name() {
-		case "run", "elect":
+		case "run", "elect", "once":
 			cmd.ValidArgsFunction = completeRun
 		case "break", "graph", "hold", "ls", "show", "slots", "wait", "watch":
 			cmd.ValidArgsFunction = completeNames

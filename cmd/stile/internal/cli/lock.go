@@ -69,6 +69,11 @@ func (r *request) take(ctx context.Context, owner stile.Owner) (_ *lock, err err
 	if l.client, err = stile.New(l.opened.Store, &stile.Options{TTL: l.ttl, Owner: owner, Hooks: hooks}); err != nil {
 		return nil, err
 	}
+	if r.beforeWait != nil {
+		if err := r.beforeWait(ctx, l.client); err != nil {
+			return nil, err
+		}
+	}
 	began := time.Now()
 	if l.hold, err = r.obtain(ctx, l.client); err != nil {
 		return nil, err

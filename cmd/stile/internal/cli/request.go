@@ -32,8 +32,10 @@ type request struct {
 	quiet    bool
 	verbose  bool
 	// accept returns an error for a session with terms that do not suit; nil accepts all terms.
-	accept  func(store.Terms) error
-	awaited atomic.Pointer[string] // set by noteAttempt
+	accept func(store.Terms) error
+	// beforeWait is called before the lock is asked for; an error ends the request. Nil does nothing.
+	beforeWait func(context.Context, *stile.Client) error
+	awaited    atomic.Pointer[string] // set by noteAttempt
 }
 
 func newRequest(stdio Stdio) request {
@@ -52,9 +54,14 @@ func (r *request) addFlags(flags *pflag.FlagSet) {
 
 // addWaitFlags adds the flags that limit the wait.
 func (r *request) addWaitFlags(flags *pflag.FlagSet) {
+	r.addPatienceFlags(flags)
+	flags.VarP(&r.conflict, "conflict-exit-code", "E", "exit status if the lock could not be acquired")
+}
+
+// addPatienceFlags is addWaitFlags without the exit status.
+func (r *request) addPatienceFlags(flags *pflag.FlagSet) {
 	flags.BoolVarP(&r.nonblock, "nonblock", "n", false, "do not wait if the lock is not free")
 	flags.VarP(&r.wait, "wait", "w", "give up after this long; 0 means -n")
-	flags.VarP(&r.conflict, "conflict-exit-code", "E", "exit status if the lock could not be acquired")
 }
 
 // check validates the flags before the store is contacted, and returns the owner that others will

@@ -1,11 +1,19 @@
 package cli
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/history"
 )
 
 func newShow(stdio Stdio) *cobra.Command {
@@ -22,24 +30,76 @@ NAME may be any name that stile ls prints, in double quotes too, or a path as fo
 
 stile break takes the token. The times held and waited are measured by the clocks of the
 owners' hosts. An entry lives as long as its session, which its owner renews. Remarks say
-what is wrong with the line and how to repair it.`,
+what is wrong with the line and how to repair it. What stile once has recorded for the name
+follows.`,
 		Example: `  stile show nightly-backup
   stile show -o json nightly-backup | jq -r '.holders[].token'`,
 		Args: nameArg(&name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
 				line, err := client.Line(cmd.Context(), name)
+				if err != nil {
+					return err
+				}
+				jobs, err := jobsOf(cmd.Context(), client, &line)
 				switch {
 				case err != nil:
 					return err
 				case r.format == formatJSON:
-					return stdio.writeJSON(asJSONLine(line))
+					return stdio.writeJSON(shownInJSON{asJSONLine(line), jobs})
 				default:
-					return stdio.write(details(line, time.Now()))
+					return stdio.write(append(details(line, time.Now()), jobDetails(jobs)...))
 				}
 			})
 		},
 	}
 	r.addFlags(cmd.Flags())
 	return cmd
+}
+
+// shownInJSON is the JSON output.
+type shownInJSON struct {
+	jsonLine
+	// Jobs are the last attempts of stile once, by key. The key is empty for calls without --key.
+	Jobs map[string]history.Job `json:"jobs,omitempty"`
+}
+
+// jobsOf returns what stile once has recorded for a line's name; nil if there is nothing. If the record
+// cannot be understood, it adds a remark to the line.
+func jobsOf(ctx context.Context, client *stile.Client, line *stile.Line) (map[string]history.Job, error) {
+	h, err := readHistory(ctx, client, line.Name)
+	switch {
+	case errors.Is(err, errDamaged):
+		line.Remarks = append(line.Remarks, fmt.Sprintf("%v; stile once --forget removes it", err))
+		return nil, nil
+	case errors.Is(err, stile.ErrUnsupported), errors.Is(err, stile.ErrBadName): // a lock that Stile cannot take has no record
+		return nil, nil
+	}
+	return h.Jobs, err
+}
+
+// jobDetails formats the last attempts of stile once.
+func jobDetails(jobs map[string]history.Job) []byte {
+	var buf bytes.Buffer
+	table := newTable(&buf)
+	for _, key := range slices.Sorted(maps.Keys(jobs)) {
+		name := "once"
+		if key != "" {
+			name += " " + strconv.Quote(key)
+		}
+		job := jobs[key]
+		if a := job.Success; a != nil {
+			fmt.Fprintf(table, "%s\tsucceeded, called %s\n", name, callText(*a))
+		}
+		if a := job.Failure; a != nil {
+			fmt.Fprintf(table, "%s\tfailed with exit code %d, called %s\n", name, a.ExitCode, callText(*a))
+		}
+	}
+	table.Flush()
+	return buf.Bytes()
+}
+
+// callText says when an attempt was called, by whom, and under which token.
+func callText(a history.Attempt) string {
+	return fmt.Sprintf("%s by %s, token %d", a.Called.Local().Format(time.DateTime), plain(a.Owner), a.Token)
 }

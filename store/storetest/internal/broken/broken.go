@@ -25,7 +25,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), downgradeBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), enqueueAllBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), enqueueAllBugs(), recordBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -43,6 +43,7 @@ type wholeStore struct {
 	clearMarks   func(ctx context.Context, name string, orders []uint64) error
 	setLimit     func(ctx context.Context, name string, limit int) error
 	enqueueAll   func(ctx context.Context, se store.Session, reqs []store.Request) ([]store.Ticket, error)
+	record       func(ctx context.Context, name string) ([]byte, error)
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -65,6 +66,9 @@ func (s wholeStore) Capabilities() store.Capabilities {
 			se = wrapped.Session
 		}
 		return inner(ctx, se, reqs)
+	}
+	if s.record != nil {
+		c.Record = s.record
 	}
 	return c
 }
@@ -157,6 +161,7 @@ type ticket struct {
 	downgrade       func(context.Context) error
 	notifyContended func(func())
 	claimNumber     func(context.Context) (int, uint64, error)
+	setRecord       func(context.Context, []byte) error
 	extend          func(*store.Extensions)
 }
 
@@ -186,6 +191,9 @@ func (t ticket) Extensions() store.Extensions {
 	}
 	if t.claimNumber != nil {
 		e.ClaimNumber = t.claimNumber
+	}
+	if t.setRecord != nil {
+		e.SetRecord = t.setRecord
 	}
 	if t.extend != nil {
 		t.extend(&e)

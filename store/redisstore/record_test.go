@@ -1,0 +1,121 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+)
+
+func setRecord(t *testing.T, e *testEntry, value string) {
+	t.Helper()
+	if err := e.Extensions().SetRecord(t.Context(), []byte(value)); err != nil {
+		t.Fatalf("SetRecord(%q): %v", value, err)
+	}
+}
+
+func wantRecord(t *testing.T, st store.Store, name, want string) {
+	t.Helper()
+	if got, err := st.Capabilities().Record(t.Context(), name); err != nil || string(got) != want {
+		t.Errorf("record: got %q, %v, want %q", got, err, want)
+	}
+}
+
+// A request that was abandoned arrives after a later write, also after a removal. It has no effect.
+func TestSetRecord_lateRequestChangesNothing(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	for _, later := range []string{"later", ""} {
+		name := newName(t)
+		st, interceptor := interceptedStore(t, server.Addr())
+		e := hold(t, open(t, st, longTTL), name)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var deliver func(context.Context) []rueidis.RedisResult
+		interceptor.next("setrecord", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			deliver = send
+			cancel()
+			return failRequest(ctx, send)
+		})
+		if err := e.Extensions().SetRecord(ctx, []byte("early")); !errors.Is(err, context.Canceled) {
+			t.Fatalf("SetRecord: got %v, want Canceled", err)
+		}
+		setRecord(t, e, later)
+		for _, r := range deliver(t.Context()) {
+			if err := r.Error(); err != nil {
+				t.Error(err)
+			}
+		}
+		wantRecord(t, st, name, later)
+		e.leave(t)
+		deliver(t.Context())
+		wantRecord(t, st, name, later)
+	}
+}
+
+// The reply to a write is lost, and the entry is broken. The repetition finds the record.
+func TestSetRecord_replyLost(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	for _, replaced := range []bool{false, true} {
+		name := newName(t)
+		st, interceptor := interceptedStore(t, server.Addr())
+		direct := storeAt(t, server.Addr())
+		e := hold(t, open(t, st, longTTL), name)
+		interceptor.next("setrecord", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			send(ctx)
+			server.Do("DEL", name)
+			if replaced {
+				setRecord(t, hold(t, open(t, direct, longTTL), name), "next")
+			}
+			return failRequest(ctx, send)
+		})
+		err := e.Extensions().SetRecord(t.Context(), []byte("value"))
+		switch {
+		case replaced && !errors.Is(err, store.ErrNotKnown):
+			t.Errorf("the record was replaced meanwhile: got %v, want ErrNotKnown", err)
+		case !replaced && err != nil:
+			t.Errorf("the record is there: got %v", err)
+		}
+		wantRecord(t, direct, name, map[bool]string{true: "next", false: "value"}[replaced])
+	}
+}
+
+// A record does not expire. A record that was removed leaves a key for some minutes. A key of another
+// client's is no record.
+func TestSetRecord_key(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	st := storeAt(t, server.Addr())
+	e := hold(t, open(t, st, longTTL), name)
+	cli := connect(t, server.Addr())
+	ttl := func() int64 {
+		ms, err := cli.Do(t.Context(), cli.B().Pttl().Key("{"+name+"}//r").Build()).AsInt64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ms
+	}
+	setRecord(t, e, "value")
+	if ms := ttl(); ms != -1 {
+		t.Errorf("TTL of a record: got %d ms, want none", ms)
+	}
+	setRecord(t, e, "")
+	if ms := ttl(); ms <= 0 || ms > 600_000 {
+		t.Errorf("TTL of a removed record: got %d ms, want ten minutes", ms)
+	}
+	server.Do("SET", "{"+name+"}//r", "something else")
+	wantRecord(t, st, name, "")
+	setRecord(t, e, "value")
+	wantRecord(t, st, name, "value")
+	server.Do("DEL", "{"+name+"}//r")
+	server.Do("LPUSH", "{"+name+"}//r", "x")
+	if got, err := st.Capabilities().Record(t.Context(), name); err == nil {
+		t.Errorf("a key that is a list: got %q, want an error", got)
+	}
+}
