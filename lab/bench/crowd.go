@@ -53,9 +53,10 @@ type job struct {
 	Name        string // of the lock; beginning of the names of the elections
 	Epoch       int64
 	Crowd       crowd
-	First       int // number of its first goroutine, among those of all processes
-	Slice       time.Duration
-	Lead        int // number of elections
+	First       int           // number of its first goroutine, among those of all processes
+	Slice       time.Duration // with Lead, the time during which the leaders' sessions begin
+	Lead        int           // number of elections
+	TTL         time.Duration // of the leaders' sessions
 }
 
 // crowdResult is what one contender did in all rounds of a crowd.

@@ -34,14 +34,14 @@ func (e *etcd) measureElections(ctx context.Context, c config, admin *clientv3.C
 		return err
 	}
 	r.Settings = append(r.Settings, b.report())
-	fail := newTimed(fmt.Sprintf("etcd, TTL %v: from the kill of the leader until Campaign returns", electionTTL))
+	fail := newTimed(fmt.Sprintf("etcd, TTL %v: from the kill of the leader until Campaign returns", failOverTTL(c)))
 	began := time.Now()
 	defer fmt.Fprintln(os.Stderr) // ends the progress line
 	for round := range c.rounds {
 		for i := range electionContenders {
 			name := electionContenders[(round+i)%len(electionContenders)]
 			fmt.Fprintf(os.Stderr, "\r\x1b[Kelections %v  round %d of %d: %s", time.Since(began).Round(time.Second), round+1, c.rounds, name)
-			took, err := e.measureFailOver(ctx, name, admin)
+			took, err := e.measureFailOver(ctx, c, name, admin)
 			if err != nil {
 				return fmt.Errorf("fail-over: %s: %w", name, err)
 			}
@@ -59,14 +59,12 @@ func (e *etcd) measureElections(ctx context.Context, c config, admin *clientv3.C
 // that its hand-over is measured, and not that.
 const settled = 150 * time.Millisecond
 
-// Fail-overs are measured with many elections at once. Each leader has a session of its own. The
-// sessions begin at different times, so that the leaders are killed at different times after their last
-// renewal.
-const (
-	elections   = 12
-	electionTTL = 5 * time.Second
-	renewPeriod = electionTTL / 3
-)
+// elections is with how many elections at once a fail-over is measured.
+const elections = 24
+
+// failOverTTL returns the TTL of all sessions when fail-overs are measured: whole seconds, as the peer
+// wants it, and at least two, as etcd wants it.
+func failOverTTL(c config) time.Duration { return max(5*c.slice, 2*time.Second).Truncate(time.Second) }
 
 var electionContenders = []string{stockElection, stileName}
 
@@ -105,29 +103,33 @@ func (e *etcd) candidate(contender string, ttl time.Duration) (client, error) {
 // electionName returns the name of election number i.
 func (j job) electionName(i int) string { return fmt.Sprintf("%s-%d", j.Name, i) }
 
-// lead becomes the leader of all elections, and leads until the process is killed or its standard
-// input ends.
+// lead becomes the leader of all elections, of each with a session of its own, and leads until the
+// process is killed or its standard input ends. The sessions begin at different times, so that at any
+// moment their last renewals are of different age.
 func (j job) lead(ctx context.Context, in io.Reader, out io.Writer) error {
 	e := &etcd{endpoint: j.Addr}
 	for i := range j.Lead {
-		c, err := e.candidate(j.Contender, electionTTL)
+		c, err := e.candidate(j.Contender, j.TTL)
 		if err != nil {
 			return err
 		}
 		if _, err := c.Lock(ctx, j.electionName(i)); err != nil {
 			return err
 		}
-		time.Sleep(renewPeriod / time.Duration(j.Lead))
+		time.Sleep(j.Slice / time.Duration(j.Lead))
 	}
 	return j.awaitSignal(in, out)
 }
 
 // measureFailOver kills the leaders of all elections and returns after which times the candidates
 // lead.
-func (e *etcd) measureFailOver(ctx context.Context, contender string, admin *clientv3.Client) ([]time.Duration, error) {
+func (e *etcd) measureFailOver(ctx context.Context, c config, contender string, admin *clientv3.Client) ([]time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, workerTimeout)
 	defer cancel()
-	j := job{Store: "etcd", Addr: e.endpoint, Contender: contender, Name: fmt.Sprintf("election-%d-%d", os.Getpid(), time.Now().UnixNano()), Lead: elections}
+	j := job{
+		Store: "etcd", Addr: e.endpoint, Contender: contender, Name: fmt.Sprintf("election-%d-%d", os.Getpid(), time.Now().UnixNano()),
+		Lead: elections, TTL: failOverTTL(c), Slice: 6 * c.slice,
+	}
 	leader, err := startWorker(ctx, j)
 	if err != nil {
 		return nil, err
@@ -136,7 +138,7 @@ func (e *etcd) measureFailOver(ctx context.Context, contender string, admin *cli
 	if err := leader.awaitReady(); err != nil {
 		return nil, err
 	}
-	follower, err := e.candidate(contender, electionTTL)
+	follower, err := e.candidate(contender, j.TTL)
 	if err != nil {
 		return nil, err
 	}

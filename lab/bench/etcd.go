@@ -114,7 +114,7 @@ func (e *etcd) measure(ctx context.Context, c config, admin *clientv3.Client, r 
 		}
 	}
 	if c.selects("lockall") {
-		return measureSets(ctx, c, e.base(admin), r, e.connectStile, stockMutex, e.connectStock, 1.5)
+		return measureSets(ctx, c, e.base(admin), setSizes, r, e.connectStile, stockMutex, e.connectStock, 1.5)
 	}
 	return nil
 }

@@ -244,11 +244,15 @@ func table(t *strings.Builder, rows [][]string) {
 
 // about describes when, where and how the run was made.
 func about(began time.Time, c config) []string {
+	command := "bench -store " + c.store
+	if c.contest != "" {
+		command += " -contest " + c.contest
+	}
 	return []string{
 		"Date: " + began.UTC().Format("2006-01-02 15:04 UTC"),
 		"Machine: " + machine(),
-		fmt.Sprintf("`bench -store %s`: rounds: %d, slices of %v, %v in all",
-			c.store, c.rounds, c.slice, time.Since(began).Round(time.Second)),
+		fmt.Sprintf("`%s`: rounds: %d, slices of %v, %v in all",
+			command, c.rounds, c.slice, time.Since(began).Round(time.Second)),
 	}
 }
 

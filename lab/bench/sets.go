@@ -14,10 +14,13 @@ var setSizes = []int{2, 10, 50}
 type connector = func(ctx context.Context, i int) (client, error)
 
 // measureSets compares LockAll with locks that are taken one after another, Stile's own and those of
-// a peer, and with one lock. base has the servers; maxRatio is the expectation for ten names.
-func measureSets(ctx context.Context, c config, base setting, r *report, connectStile connector, peer string, connectPeer connector, maxRatio float64) error {
+// a peer, and with one lock, for sets of each size. base has the servers. maxRatio is the expectation
+// for Lock of ten names, compared with one lock.
+func measureSets(
+	ctx context.Context, c config, base setting, sizes []int, r *report, connectStile connector, peer string, connectPeer connector, maxRatio float64,
+) error {
 	const one = "one lock"
-	for _, n := range setSizes {
+	for _, n := range sizes {
 		s := base
 		s.name, s.subject = fmt.Sprintf("%s, %d names", base.name, n), "LockAll"
 		inTurn := "one after another"

@@ -88,7 +88,11 @@ func measureEnsemble(ctx context.Context, c config, n int, r *report) (err error
 			expectation{b.name + ": hand-over, Stile / raw create after the same pause", created, 1.3, true})
 	}
 	if c.selects("lockall") {
-		return measureSets(ctx, c, base, r, onFollower(connectStileZK), stockZK, onFollower(connectStockZK), 2)
+		sizes := setSizes
+		if n > 1 {
+			sizes = []int{10}
+		}
+		return measureSets(ctx, c, base, sizes, r, onFollower(connectStileZK), stockZK, onFollower(connectStockZK), 2)
 	}
 	return nil
 }
