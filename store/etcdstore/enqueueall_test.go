@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -119,6 +121,60 @@ func TestEnqueueAll_oneRevision(t *testing.T) {
 	}
 	if a, b := set[0].await(t, store.Admitted).Order, set[1].await(t, store.Admitted).Order; a != b {
 		t.Errorf("got orders %d and %d, want one", a, b)
+	}
+}
+
+// A late request of a call deletes its keys unconditionally, so no later entry may have one of them.
+func TestEnqueueAll_keysAreNeverUsedAgain(t *testing.T) {
+	t.Parallel()
+	st := newStore(t, server(t).Client(t), "")
+	se, names, seen := openSession(t, st), []string{newName(t), newName(t)}, map[string]bool{}
+	for range 3 {
+		set, err := tryEnqueueAll(t.Context(), st, se, false, names...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set = append(set, enqueue(t, se, names[0]))
+		for _, j := range set {
+			if key := j.Extensions().Key; seen[key] && j != set[2] {
+				t.Errorf("key %q was used before", key)
+			} else {
+				seen[key] = true
+			}
+			j.withdraw(t)
+		}
+	}
+}
+
+// A try finds a lock held, reads that it has become free, and is overtaken by another client. It leaves
+// nothing.
+func TestEnqueueAll_tryOvertaken(t *testing.T) {
+	t.Parallel()
+	cli, intercept := interceptedClient(t)
+	names := []string{newName(t), newName(t)}
+	st, other := newStore(t, cli, ""), openSession(t, newStore(t, server(t).Client(t), ""))
+	se := openSession(t, st)
+	holder := enqueue(t, other, names[1])
+	var txns atomic.Int32
+	var released, overtaken sync.Once
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		switch {
+		case request == "Range":
+			released.Do(func() { holder.withdraw(t) })
+		case request == "Txn" && txns.Add(1) == 2:
+			overtaken.Do(func() { enqueue(t, other, names[1]) })
+		}
+		return send()
+	})
+	intercept.Store(&f)
+	_, err := tryEnqueueAll(t.Context(), st, se, true, names...)
+	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Name != names[1] {
+		t.Errorf("EnqueueAll: got %v, want a HeldError for %q", err, names[1])
+	}
+	for i, name := range names {
+		if keys := keysUnder(t, server(t).Client(t), name); len(keys) != i {
+			t.Errorf("lock %d has the keys %q, want %d", i, keys, i)
+		}
 	}
 }
 
