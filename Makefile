@@ -128,10 +128,11 @@ release: $(BIN)/release ## write release VERSION=v0.1.0 to a module proxy in .bi
 release-check: ## install the command and build a program from a release of the last commit
 	cd tools && GOWORK=off go test -count=1 ./release
 
-STORE ?= etcd
+STORE   ?= etcd
+CONTEST ?=
 .PHONY: bench
-bench: servers build ## compare with other locks on STORE=etcd, redis or zk, or stile run with flock (STORE=startup)
-	cd lab && GOWORK=off go run ./bench -store $(STORE) -etcd $(BIN)/etcd -stile $(BIN)/stile
+bench: servers build ## compare with other locks on STORE=etcd, redis or zk, or stile run with flock (STORE=startup); CONTEST=lockall
+	cd lab && GOWORK=off go run ./bench -store $(STORE) -contest '$(CONTEST)' -etcd $(BIN)/etcd -stile $(BIN)/stile
 
 .PHONY: bench-holds
 bench-holds: ## measure 100 000 locks of one process on Redis

@@ -34,7 +34,7 @@ type contender struct {
 	contestsOnly bool                                             // not measured uncontended
 }
 
-// stileName is the contender that the others are compared with.
+// stileName is the contender that the others are compared with, unless the setting names another one.
 const stileName = "Stile"
 
 // A contest is a workload: clients that acquire and release one lock in a loop.
@@ -55,12 +55,13 @@ func (c contest) String() string {
 // A setting is the servers under test, the route to them, and the contenders.
 type setting struct {
 	name          string
+	subject       string // the contender that the others are compared with; empty means stileName
 	contenders    []contender
 	contests      []contest
 	contestSlices int                                                                // length of a contest in slices; zero means one
 	handOverDelay func(i int) time.Duration                                          // how long the waiter has waited before hand-over i
 	beforeRound   func(context.Context) error                                        // called before each round; may be nil
-	commandCount  func(context.Context) (int, error)                                 // the server's count of executed commands; may be nil
+	commandCount  func(context.Context) (int, error)                                 // the server's count of commands or requests; may be nil
 	noise         func(context.Context) (stop func() (perSecond float64, err error)) // may be nil if no contest has Noise
 }
 
@@ -68,8 +69,9 @@ type setting struct {
 type uncontended struct {
 	locks, unlocks, pairs series
 	handOvers             series
-	locksAfterPause       series // Lock after a pause as long as the one before a hand-over
-	givenUp               int    // calls that took longer than callTimeout
+	locksAfterPause       series    // Lock after a pause as long as the one before a hand-over
+	commands              []float64 // for each pair, by turn
+	givenUp               int       // calls that took longer than callTimeout
 }
 
 // contestResult is what one contender did in all rounds of a contest.
@@ -107,6 +109,12 @@ func measureSetting(ctx context.Context, c config, s setting) (*bench, error) {
 		setting: s, config: c, began: time.Now(),
 		clients: make(map[string][]client), uncontended: make(map[string]*uncontended),
 		contestResults: make(map[contest]map[string]*contestResult), noiseRates: make(map[contest][]float64),
+	}
+	if b.subject == "" {
+		b.subject = stileName
+	}
+	if b.commandCount == nil {
+		b.commandCount = func(context.Context) (int, error) { return 0, nil }
 	}
 	defer b.close()
 	if err := b.connect(ctx); err != nil {
@@ -277,12 +285,14 @@ func (a *uncontended) add(round *uncontended) {
 	} {
 		*s[0] = append(*s[0], (*s[1])[0]) // even if it is empty, because ratios compare within a round
 	}
+	a.commands = append(a.commands, round.commands...)
 	a.givenUp += round.givenUp
 }
 
 // measurePairs measures lock and unlock without competition.
 func (b *bench) measurePairs(ctx context.Context, c contender, a *uncontended) error {
 	name, end := b.newLockName(), time.Now().Add(b.slice/4)
+	before, pairs := 0, 0
 	for n := 0; n <= blockSize && (n < 3 || time.Now().Before(end)); n++ {
 		start := time.Now()
 		unlock, err := lockWithin(ctx, b.clients[c.name][0], name, callTimeout)
@@ -298,14 +308,22 @@ func (b *bench) measurePairs(ctx context.Context, c contender, a *uncontended) e
 			return err
 		}
 		done := time.Now()
-		if n == 0 {
-			continue // the first pair may create directories
+		if n == 0 { // the first pair may create directories
+			if before, err = b.commandCount(ctx); err != nil {
+				return err
+			}
+			continue
 		}
+		pairs++
 		a.locks[0] = append(a.locks[0], locked.Sub(start))
 		a.unlocks[0] = append(a.unlocks[0], done.Sub(locked))
 		a.pairs[0] = append(a.pairs[0], done.Sub(start))
 	}
-	return nil
+	after, err := b.commandCount(ctx)
+	if pairs > 0 {
+		a.commands = append(a.commands, float64(after-before)/float64(pairs))
+	}
+	return err
 }
 
 // measureHandOvers measures the time from just before one client releases until Lock returns in the
@@ -395,11 +413,7 @@ func (b *bench) measureContender(ctx context.Context, c contender, k contest, t 
 			}
 		}
 	}
-	count := func(context.Context) (int, error) { return 0, nil }
-	if b.commandCount != nil {
-		count = b.commandCount
-	}
-	before, err := count(ctx)
+	before, err := b.commandCount(ctx)
 	if err != nil {
 		return err
 	}
@@ -408,7 +422,7 @@ func (b *bench) measureContender(ctx context.Context, c contender, k contest, t 
 	if err != nil {
 		return err
 	}
-	after, err := count(ctx)
+	after, err := b.commandCount(ctx)
 	acquired := 0
 	for _, n := range o.acquired {
 		acquired += n

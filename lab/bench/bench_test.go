@@ -5,6 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +15,15 @@ import (
 
 	"github.com/stilelock/stile/internal/testservers"
 )
+
+// TestMain makes the test binary a worker if it is started as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && strings.HasPrefix(os.Args[1], workerFlag) {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
 
 // noLock does not exclude anything.
 type noLock struct{}
@@ -37,7 +49,7 @@ func TestRunContest_countsViolations(t *testing.T) {
 func TestReport_violations(t *testing.T) {
 	k := contest{Clients: 2}
 	b := &bench{
-		setting:        setting{name: "here", contests: []contest{k}, contenders: []contender{{name: stileName}}},
+		setting:        setting{name: "here", subject: stileName, contests: []contest{k}, contenders: []contender{{name: stileName}}},
 		contestResults: map[contest]map[string]*contestResult{k: {stileName: {violations: 3, maxAcquired: []int{1}, minAcquired: []int{1}}}},
 	}
 	r := &report{Settings: []settingReport{b.report()}}
@@ -258,9 +270,164 @@ func TestRun(t *testing.T) {
 					}
 				}
 			}
+			for _, c := range r.Crowds {
+				if c.Requests == 0 { // even if none was obtained in so short a slice
+					t.Errorf("%s, %v, %s: got no requests", c.Store, c.Crowd, c.Contender)
+				}
+			}
+			for _, m := range r.Timed {
+				if m.Took.Count == 0 {
+					t.Errorf("%s, %s: got no times", m.What, m.Contender)
+				}
+			}
+			if name != "zk" && (len(r.Crowds) == 0 || len(r.Timed) == 0) {
+				t.Errorf("got %d rows of crowds and %d of times, want some", len(r.Crowds), len(r.Timed))
+			}
 			if len(r.Settings) == 0 || len(r.Expected) == 0 || !strings.Contains(r.markdown(), stileName) {
 				t.Errorf("got an incomplete report:\n%s", out.String())
 			}
 		})
+	}
+}
+
+// Each contest can be measured alone, and only on the stores that have it.
+func TestRun_contest(t *testing.T) {
+	var out bytes.Buffer
+	args := []string{"-store", "redis", "-contest", "rwmutex", "-rounds", "1", "-slice", "10ms"}
+	if err := run(t.Context(), args, &out); err != nil {
+		t.Fatal(err)
+	}
+	text := out.String()
+	for _, want := range []string{"`bench -store redis -contest rwmutex`", stileRWMutex, "requests of a reader beside a reader of the same client ≤ 0: 0.00"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report does not contain %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "redsync, defaults") || strings.Contains(text, "LockAll") {
+		t.Errorf("the report contains another contest:\n%s", text)
+	}
+	for _, args := range [][]string{{"-contest", "x"}, {"-store", "zk", "-contest", "election"}, {"-store", "startup", "-contest", "mutex"}} {
+		if err := run(t.Context(), args, &bytes.Buffer{}); err == nil {
+			t.Errorf("run with %q succeeded", args)
+		}
+	}
+}
+
+func TestCountViolations(t *testing.T) {
+	read := func(from, to int64) turn { return turn{From: from, To: to} }
+	write := func(from, to int64) turn { return turn{From: from, To: to, Write: true} }
+	for _, test := range []struct {
+		name  string
+		turns []turn
+		slots int
+		want  int
+	}{
+		{"readers together", []turn{read(0, 9), read(1, 5), read(2, 7)}, 0, 0},
+		{"writers one after another", []turn{write(0, 3), write(3, 5), read(5, 6)}, 0, 0},
+		{"a reader beside a writer", []turn{write(0, 3), read(2, 4)}, 0, 1},
+		{"a writer beside a reader", []turn{read(0, 3), write(2, 4)}, 0, 1},
+		{"two writers", []turn{write(2, 4), write(0, 3)}, 0, 1},
+		{"slots taken in turn", []turn{read(0, 3), read(0, 5), read(3, 6)}, 2, 0},
+		{"more than the slots", []turn{read(0, 3), read(0, 5), read(2, 6)}, 2, 1},
+	} {
+		if got := countViolations(test.turns, test.slots); got != test.want {
+			t.Errorf("%s: got %d violations, want %d", test.name, got, test.want)
+		}
+	}
+}
+
+// Turns that begin after the slice count for the requests and for violations only. Violations of a
+// crowd appear in the report.
+func TestCrowd_rows(t *testing.T) {
+	ms := time.Millisecond.Nanoseconds()
+	m := &crowds{crowd: crowd{Processes: 1, Goroutines: 2, WriteEvery: 2}, contenders: []string{"a", "b"}, store: "here", results: map[string]*crowdResult{"a": {}, "b": {}}}
+	for name, turns := range map[string][][]turn{
+		"a": {{{From: 1 * ms, To: 2 * ms, Write: true}, {Asked: 2 * ms, From: 3 * ms, To: 4 * ms}, {From: 12 * ms, To: 13 * ms}}, {{From: 3 * ms, To: 5 * ms}}},
+		"b": {{{From: 1 * ms, To: 5 * ms, Write: true}}, {{From: 2 * ms, To: 3 * ms, Write: true}}},
+	} {
+		m.results[name].add(turns, []int64{10 * ms, 10 * ms}, 10*time.Millisecond, 8, 0)
+	}
+	rows := m.rows()
+	a, b := rows[0], rows[1]
+	if a.PerSecond != 300 || a.Requests != 2 || a.Read.Count != 2 || a.Write.Count != 1 || a.Most != 2 || a.Least != 1 || a.Violations != 0 {
+		t.Errorf("got %+v", a)
+	}
+	if b.Violations != 1 || b.Rate.String() != "1.50 (1.50–1.50)" {
+		t.Errorf("got %d violations and a ratio of rates of %v, want 1 and 1.50", b.Violations, b.Rate)
+	}
+	r := &report{Crowds: rows}
+	if want := "**b, here, 1 processes × 2 goroutines, 50 % readers, hold 0s: 1 times**"; r.violations() != 1 || !strings.Contains(r.markdown(), want) {
+		t.Errorf("got %d violations, want 1; report:\n%s", r.violations(), r.markdown())
+	}
+}
+
+// A worker's goroutines acquire for the duration of the slice, readers and writers in the same sequence
+// for all contenders.
+func TestRunGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocalLock()
+		take := func(ctx context.Context, _ int, _ bool) (func(context.Context) error, error) { return l.Lock(ctx, "") }
+		j := job{Epoch: time.Now().UnixNano(), Crowd: crowd{Goroutines: 3, WriteEvery: 3, Hold: time.Millisecond}, Slice: 60 * time.Millisecond}
+		var kinds [2]string
+		for i := range kinds {
+			o, err := j.runGoroutines(t.Context(), take)
+			if err != nil {
+				t.Fatal(err)
+			}
+			turns := slices.Concat(o.Turns...)
+			if n := len(turns); n < 60 || n > 63 || countViolations(turns, 1) != 0 {
+				t.Errorf("got %d turns of 1ms in 60ms with %d violations, want 60 and the calls under way, no violations", n, countViolations(turns, 1))
+			}
+			for _, t := range o.Turns[0][:15] {
+				kinds[i] += fmt.Sprint(t.Write)
+			}
+		}
+		if kinds[0] != kinds[1] || !strings.Contains(kinds[0], "true") || !strings.Contains(kinds[0], "false") {
+			t.Errorf("got %q and then %q, want the same mixture", kinds[0], kinds[1])
+		}
+	})
+}
+
+func TestRunGoroutines_endsWithFirstError(t *testing.T) {
+	want := errors.New("broken")
+	take := func(ctx context.Context, i int, _ bool) (func(context.Context) error, error) {
+		if i > 0 {
+			return nil, want
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if _, err := (job{Crowd: crowd{Goroutines: 2}, Slice: time.Hour}).runGoroutines(t.Context(), take); !errors.Is(err, want) {
+		t.Errorf("got error %v, want %v", err, want)
+	}
+}
+
+// recorder records the names that are locked and unlocked. Locking the name in bad fails.
+type recorder struct {
+	calls []string
+	bad   string
+}
+
+func (r *recorder) Lock(_ context.Context, name string) (func(context.Context) error, error) {
+	r.calls = append(r.calls, "lock "+name)
+	if name == r.bad {
+		return nil, errors.New("bad name")
+	}
+	return func(context.Context) error { r.calls = append(r.calls, "unlock "+name); return nil }, nil
+}
+func (*recorder) Close() {}
+
+func TestSequence(t *testing.T) {
+	var r recorder
+	unlock, err := sequence{&r, 2}.Lock(t.Context(), "x")
+	if err == nil {
+		err = unlock(t.Context())
+	}
+	if want := []string{"lock x-00", "lock x-01", "unlock x-01", "unlock x-00"}; err != nil || !slices.Equal(r.calls, want) {
+		t.Errorf("got calls %q, error %v; want %q", r.calls, err, want)
+	}
+	r = recorder{bad: "x-01"}
+	if _, err := (sequence{&r, 3}).Lock(t.Context(), "x"); err == nil || !slices.Equal(r.calls, []string{"lock x-00", "lock x-01", "unlock x-00"}) {
+		t.Errorf("got calls %q, error %v; want the first lock to be released when the second fails", r.calls, err)
 	}
 }

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,19 +64,69 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := measureSetting(ctx, c, e.setting(admin))
-	if err != nil {
+	r := &report{About: []string{
+		fmt.Sprintf("etcd %s, %s", status.Version, versions("go.etcd.io/etcd/client/v3")),
+		fmt.Sprintf("One etcd with default settings, compacted between rounds; TTL %v and the settings of the etcd client are the same for all; "+
+			"commands are the messages that the server receives from clients, without renewals", sessionTTL),
+	}}
+	if err := e.measure(ctx, c, admin, r); err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
-	return &report{
-		About: []string{
-			fmt.Sprintf("etcd %s, %s", status.Version, versions("go.etcd.io/etcd/client/v3")),
-			fmt.Sprintf("One etcd with default settings, compacted between rounds; TTL %v and the settings of the etcd client are the same for all",
-				sessionTTL),
-		},
-		Settings: []settingReport{b.report()},
-		Expected: etcdExpectations(b),
-	}, nil
+	return r, nil
+}
+
+// measure measures the selected contests and adds them to the report.
+func (e *etcd) measure(ctx context.Context, c config, admin *clientv3.Client, r *report) error {
+	if c.selects("mutex") {
+		b, err := measureSetting(ctx, c, e.setting(admin))
+		if err != nil {
+			return err
+		}
+		r.Settings, r.Expected = append(r.Settings, b.report()), append(r.Expected, etcdExpectations(b)...)
+	}
+	if c.selects("rwmutex") {
+		client, err := openStile(ctx, "etcd", e.endpoint)
+		if err != nil {
+			return err
+		}
+		recipe, err := e.recipeReaders()
+		if err != nil {
+			return err
+		}
+		readers := map[string]readerSource{stileRWMutex: stileReaders(client), recipeRWMutex: recipe}
+		if err := measureReaders(ctx, c, "etcd", e.requests, readers, r); err != nil {
+			return err
+		}
+		m := &crowds{crowd: readMostly, contenders: []string{stileRWMutex, recipeRWMutex, stileMutex}, store: "etcd", addr: e.endpoint, count: e.requests}
+		if err := measureCrowd(ctx, c, m, r); err != nil {
+			return err
+		}
+	}
+	if c.selects("semaphore") {
+		m := &crowds{crowd: tenSlots, contenders: []string{stileSemaphore, stockSharded, stileSharded}, store: "etcd", addr: e.endpoint, count: e.requests}
+		if err := measureCrowd(ctx, c, m, r); err != nil {
+			return err
+		}
+	}
+	if c.selects("election") {
+		if err := e.measureElections(ctx, c, admin, r); err != nil {
+			return err
+		}
+	}
+	if c.selects("lockall") {
+		return measureSets(ctx, c, e.base(admin), setSizes, r, e.connectStile, stockMutex, e.connectStock, 1.5)
+	}
+	return nil
+}
+
+// base is what the settings on etcd have in common.
+func (e *etcd) base(admin *clientv3.Client) setting {
+	return setting{
+		name:          "etcd",
+		handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
+		beforeRound:   func(ctx context.Context) error { return compact(ctx, admin) },
+		commandCount:  e.requests,
+	}
 }
 
 func etcdExpectations(b *bench) []expectation {
@@ -112,18 +166,44 @@ func (e *etcd) setting(admin *clientv3.Client) setting {
 	}
 	noContest := func(contest) bool { return false }
 	twoClients := func(k contest) bool { return k.Clients == 2 }
-	return setting{
-		name: "etcd", contests: contests,
-		contenders: []contender{
-			{name: rawEtcd, connect: e.connectRaw, takesPart: noContest},
-			{name: rawTurns, connect: e.connectTurns, takesPart: twoClients, contestsOnly: true},
-			{name: stockMutex, connect: e.connectStock},
-			{name: stileName, connect: e.connectStile},
-		},
-		handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
-		beforeRound:   func(ctx context.Context) error { return compact(ctx, admin) },
-		noise:         func(ctx context.Context) func() (float64, error) { return startPuts(ctx, admin) },
+	s := e.base(admin)
+	s.contests = contests
+	s.contenders = []contender{
+		{name: rawEtcd, connect: e.connectRaw, takesPart: noContest},
+		{name: rawTurns, connect: e.connectTurns, takesPart: twoClients, contestsOnly: true},
+		{name: stockMutex, connect: e.connectStock},
+		{name: stileName, connect: e.connectStile},
 	}
+	s.noise = func(ctx context.Context) func() (float64, error) { return startPuts(ctx, admin) }
+	return s
+}
+
+// requests returns how many messages the server has received from clients, without renewals of leases.
+func (e *etcd) requests(ctx context.Context) (int, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.endpoint+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	total := 0.0
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		series, text, _ := strings.Cut(lines.Text(), " ")
+		if !strings.HasPrefix(series, "grpc_server_msg_received_total") || strings.Contains(series, `"LeaseKeepAlive"`) {
+			continue
+		}
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return int(total), lines.Err()
 }
 
 // dial returns a new client with its own connection. All contenders use the same settings.

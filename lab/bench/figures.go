@@ -68,10 +68,7 @@ func compare(a, b []float64) *ratio {
 			r = append(r, x)
 		}
 	}
-	if len(r) == 0 {
-		return nil
-	}
-	return &ratio{median(r), slices.Min(r), slices.Max(r)}
+	return spread(r)
 }
 
 func median(x []float64) float64 {
@@ -80,6 +77,14 @@ func median(x []float64) float64 {
 	}
 	x = slices.Sorted(slices.Values(x))
 	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
+}
+
+// spread returns the median of x with the lowest and the highest, or nil if x is empty.
+func spread(x []float64) *ratio {
+	if len(x) == 0 {
+		return nil
+	}
+	return &ratio{median(x), slices.Min(x), slices.Max(x)}
 }
 
 // median returns the median, or NaN for a nil ratio. NaN sorts below all numbers.

@@ -4,7 +4,8 @@
 //
 // The servers are separate processes with default settings. Their data is in the directory for
 // temporary files. All clients are in this process; each has its own connection and its own
-// session. The contenders run in turns, in an order that changes, so that other load on the machine
+// session. The exceptions are workloads of many goroutines in several processes, and leaders that are
+// killed: those are in worker processes, which are this program too. The contenders run in turns, in an order that changes, so that other load on the machine
 // affects all of them alike. Such load has the least effect on ratios within one round, so the
 // reported ratios are medians of the rounds' ratios.
 //
@@ -23,6 +24,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/pprof"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -41,24 +43,35 @@ func main() {
 
 // config holds the values of the flags.
 type config struct {
-	store  string
-	rounds int
-	slice  time.Duration
-	etcd   string
-	redis  string
-	stile  string
-	format string
+	store   string
+	contest string // empty: all that the store has
+	rounds  int
+	slice   time.Duration
+	etcd    string
+	redis   string
+	stile   string
+	format  string
 }
 
-// stores maps the values of -store to the functions that measure.
-var stores = map[string]func(context.Context, config) (*report, error){
-	"etcd": measureEtcd, "redis": measureRedis, "zk": measureZooKeeper, "startup": measureStartup,
+// selects reports whether a contest is to be measured.
+func (c config) selects(contest string) bool { return c.contest == "" || c.contest == contest }
+
+// stores maps the values of -store to the functions that measure, and to the values of -contest.
+var stores = map[string]struct {
+	measure  func(context.Context, config) (*report, error)
+	contests []string
+}{
+	"etcd":    {measureEtcd, []string{"mutex", "rwmutex", "semaphore", "election", "lockall"}},
+	"redis":   {measureRedis, []string{"mutex", "rwmutex", "semaphore", "lockall"}},
+	"zk":      {measureZooKeeper, []string{"mutex", "lockall"}},
+	"startup": {measureStartup, nil},
 }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	var c config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk or startup")
+	flags.StringVar(&c.contest, "contest", "", "measure only this: mutex, rwmutex, semaphore, election or lockall; not every store has all")
 	flags.IntVar(&c.rounds, "rounds", 5, "number of rounds; each round measures everything")
 	flags.DurationVar(&c.slice, "slice", time.Second, "how long each contender runs at a time")
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
@@ -67,13 +80,19 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.StringVar(&c.format, "o", "text", "output format: text (Markdown) or json")
 	profile := flags.String("cpuprofile", "",
 		"write a CPU profile to this `file`; go tool pprof -tagfocus contender=Stile shows one contender's share")
+	worker := flags.String("worker", "", "for internal use: the `job` of a worker process")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	measure, ok := stores[c.store]
+	if *worker != "" {
+		return runWorker(ctx, *worker, os.Stdin, out)
+	}
+	store, ok := stores[c.store]
 	switch {
 	case !ok:
 		return fmt.Errorf("-store %s: want etcd, redis, zk or startup", c.store)
+	case c.contest != "" && !slices.Contains(store.contests, c.contest):
+		return fmt.Errorf("-contest %s: -store %s has %q", c.contest, c.store, store.contests)
 	case c.format != "text" && c.format != "json":
 		return fmt.Errorf("-o %s: want text or json", c.format)
 	case flags.NArg() > 0 || c.rounds < 1 || c.slice < 10*time.Millisecond:
@@ -91,7 +110,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		defer pprof.StopCPUProfile()
 	}
 	began := time.Now()
-	r, err := measure(ctx, c)
+	r, err := store.measure(ctx, c)
 	if err != nil {
 		return err
 	}

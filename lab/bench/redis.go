@@ -59,24 +59,68 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 	defer proxy.Close()
 	proxy.Delay(rtt / 2)
 
-	direct, err := measureSetting(ctx, c, redisSetting("loopback", addrs[0], admin))
-	if err != nil {
+	r := &report{About: []string{
+		fmt.Sprintf("redis-server %s, %s", version, versions("github.com/redis/rueidis", "github.com/go-redsync/redsync/v4",
+			"github.com/bsm/redislock", "github.com/redis/go-redis/v9")),
+		fmt.Sprintf("One redis-server, reached directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
+			"including those inside scripts", rtt),
+	}}
+	if err := measureRedisAt(ctx, c, addrs[0], proxy.Addr(), admin, r); err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
-	proxied, err := measureSetting(ctx, c, redisSetting(fmt.Sprintf("RTT %v", rtt), proxy.Addr(), admin))
-	if err != nil {
-		return nil, errors.Join(err, context.Cause(ctx))
+	return r, nil
+}
+
+// measureRedisAt measures the selected contests at the server's own address and at that of the
+// proxy, and adds them to the report.
+func measureRedisAt(ctx context.Context, c config, directAddr, proxyAddr string, admin *goredis.Client, r *report) error {
+	settings := []setting{redisSetting("loopback", directAddr, admin), redisSetting(fmt.Sprintf("RTT %v", rtt), proxyAddr, admin)}
+	if c.selects("mutex") {
+		var measured []*bench
+		for _, s := range settings {
+			b, err := measureSetting(ctx, c, s)
+			if err != nil {
+				return err
+			}
+			measured, r.Settings = append(measured, b), append(r.Settings, b.report())
+		}
+		r.Expected = append(r.Expected, redisExpectations(measured[0], measured[1])...)
 	}
-	return &report{
-		About: []string{
-			fmt.Sprintf("redis-server %s, %s", version, versions("github.com/redis/rueidis", "github.com/go-redsync/redsync/v4",
-				"github.com/bsm/redislock", "github.com/redis/go-redis/v9")),
-			fmt.Sprintf("One redis-server, reached directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
-				"including those inside scripts", rtt),
-		},
-		Settings: []settingReport{direct.report(), proxied.report()},
-		Expected: redisExpectations(direct, proxied),
-	}, nil
+	count := settings[0].commandCount
+	if c.selects("rwmutex") {
+		client, err := openStile(ctx, "redis", directAddr)
+		if err != nil {
+			return err
+		}
+		if err := measureReaders(ctx, c, "redis", count, map[string]readerSource{stileRWMutex: stileReaders(client)}, r); err != nil {
+			return err
+		}
+		m := &crowds{crowd: readMostly, contenders: []string{stileRWMutex, stileMutex}, store: "redis", addr: directAddr, count: count}
+		if err := measureCrowd(ctx, c, m, r); err != nil {
+			return err
+		}
+	}
+	if c.selects("semaphore") {
+		m := &crowds{crowd: tenSlots, contenders: []string{stileSemaphore, stileSharded}, store: "redis", addr: directAddr, count: count}
+		if err := measureCrowd(ctx, c, m, r); err != nil {
+			return err
+		}
+	}
+	if !c.selects("lockall") {
+		return nil
+	}
+	for i, addr := range []string{directAddr, proxyAddr} {
+		s, sizes := settings[i], setSizes
+		s.contests = nil
+		if addr == proxyAddr {
+			sizes = []int{10} // one round trip after another takes long
+		}
+		err := measureSets(ctx, c, s, sizes, r, redisStile(addr), "redislock", redislockEvery(addr, time.Millisecond), 2)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func redisExpectations(direct, proxied *bench) []expectation {
@@ -103,6 +147,7 @@ func redisExpectations(direct, proxied *bench) []expectation {
 }
 
 func redisSetting(name, addr string, admin *goredis.Client) setting {
+	asked := 0 // how many commands are the count's own
 	return setting{
 		name: name, contests: []contest{redisContest}, contestSlices: 2,
 		contenders: []contender{
@@ -121,7 +166,9 @@ func redisSetting(name, addr string, admin *goredis.Client) setting {
 			if err != nil {
 				return 0, err
 			}
-			return strconv.Atoi(text)
+			n, err := strconv.Atoi(text)
+			asked++
+			return n - (asked - 1), err // the server has counted the earlier ones, not yet this one
 		},
 	}
 }

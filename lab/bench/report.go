@@ -14,6 +14,8 @@ import (
 type report struct {
 	About    []string
 	Settings []settingReport `json:",omitempty"`
+	Crowds   []crowdRow      `json:",omitempty"`
+	Timed    []timedRow      `json:",omitempty"`
 	Startup  []startupRow    `json:",omitempty"`
 	Expected []expectation   `json:",omitempty"`
 }
@@ -26,13 +28,14 @@ type settingReport struct {
 }
 
 // uncontendedRow has the figures of one contender without competition and in hand-overs to a single
-// waiter. The ratios are Stile's figure divided by this contender's.
+// waiter. The ratios are the subject's figure divided by this contender's.
 type uncontendedRow struct {
 	Contender                string
 	Lock, Unlock, Pair       summary
 	HandOver                 summary
 	LockAfterPause           summary
-	StilePair, StileHandOver *ratio `json:",omitempty"`
+	StilePair, StileHandOver *ratio  `json:",omitempty"`
+	Commands                 float64 `json:",omitempty"` // of the server, for each pair
 	GivenUp                  int
 }
 
@@ -61,9 +64,9 @@ func (b *bench) report() settingReport {
 		}
 		row := uncontendedRow{
 			Contender: c.name, Lock: a.locks.summary(), Unlock: a.unlocks.summary(), Pair: a.pairs.summary(),
-			HandOver: a.handOvers.summary(), LockAfterPause: a.locksAfterPause.summary(), GivenUp: a.givenUp,
+			HandOver: a.handOvers.summary(), LockAfterPause: a.locksAfterPause.summary(), Commands: median(a.commands), GivenUp: a.givenUp,
 		}
-		if c.name != stileName {
+		if c.name != b.subject {
 			row.StilePair, row.StileHandOver = b.pairRatio(c.name), b.handOverRatio(c.name)
 		}
 		r.Alone = append(r.Alone, row)
@@ -79,9 +82,9 @@ func (b *bench) report() settingReport {
 				PerSecond: median(t.rates), Commands: median(t.commands), GivenUp: t.givenUp, Violations: t.violations,
 			}
 			row.Most, row.Least = t.shares()
-			if c.name != stileName {
+			if c.name != b.subject {
 				row.StileRate = b.rateRatio(k, c.name)
-				row.StileHandOver = compare(b.contestResults[k][stileName].handOvers.medians(), t.handOvers.medians())
+				row.StileHandOver = compare(b.contestResults[k][b.subject].handOvers.medians(), t.handOvers.medians())
 			}
 			r.Contests = append(r.Contests, row)
 		}
@@ -89,16 +92,20 @@ func (b *bench) report() settingReport {
 	return r
 }
 
+func (b *bench) lockRatio(other string) *ratio {
+	return compare(b.uncontended[b.subject].locks.medians(), b.uncontended[other].locks.medians())
+}
+
 func (b *bench) pairRatio(other string) *ratio {
-	return compare(b.uncontended[stileName].pairs.medians(), b.uncontended[other].pairs.medians())
+	return compare(b.uncontended[b.subject].pairs.medians(), b.uncontended[other].pairs.medians())
 }
 
 func (b *bench) handOverRatio(other string) *ratio {
-	return compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[other].handOvers.medians())
+	return compare(b.uncontended[b.subject].handOvers.medians(), b.uncontended[other].handOvers.medians())
 }
 
 func (b *bench) rateRatio(k contest, other string) *ratio {
-	return compare(b.contestResults[k][stileName].rates, b.contestResults[k][other].rates)
+	return compare(b.contestResults[k][b.subject].rates, b.contestResults[k][other].rates)
 }
 
 // shares returns the most and the fewest acquisitions of one client in the most unequal round.
@@ -118,6 +125,9 @@ func (r *report) violations() (n int) {
 			n += c.Violations
 		}
 	}
+	for _, c := range r.Crowds {
+		n += c.Violations
+	}
 	return n
 }
 
@@ -134,11 +144,13 @@ func (r *report) markdown() string {
 	}
 	t.WriteString("\nRatios are medians of the ratios within each round, with the lowest and the highest; times are p50 / p99 " +
 		"of all rounds together.\n")
-	contests := false
+	contests := len(r.Crowds) > 0
 	for _, s := range r.Settings {
 		s.markdown(&t)
 		contests = contests || len(s.Contests) > 0
 	}
+	crowdTable(&t, r.Crowds)
+	timedTable(&t, r.Timed)
 	t.WriteString("\nHand-over: from just before one client releases until Lock returns in the next, which was already in Lock.\n\nExpected:\n\n")
 	for _, e := range r.Expected {
 		fmt.Fprintf(&t, "* %v\n", e)
@@ -158,6 +170,11 @@ func (r *report) violationSummary() string {
 			}
 		}
 	}
+	for _, c := range r.Crowds {
+		if c.Violations > 0 {
+			found = append(found, fmt.Sprintf("**%s, %s, %v: %d times**", c.Contender, c.Store, c.Crowd, c.Violations))
+		}
+	}
 	if len(found) == 0 {
 		return "never"
 	}
@@ -167,12 +184,13 @@ func (r *report) violationSummary() string {
 func (s settingReport) markdown(t *strings.Builder) {
 	t.WriteString("\n")
 	rows := [][]string{{
-		s.Name, "Lock", "Unlock", "pair", "Stile's pair / this one's", "hand-over", "Stile's hand-over / this one's", "Lock after a pause", "given up",
+		s.Name, "Lock", "Unlock", "pair", "Stile's pair / this one's", "hand-over", "Stile's hand-over / this one's", "Lock after a pause",
+		"commands per pair", "given up",
 	}}
 	for _, a := range s.Alone {
 		rows = append(rows, []string{
 			a.Contender, a.Lock.String(), a.Unlock.String(), a.Pair.String(), a.StilePair.String(), a.HandOver.String(),
-			a.StileHandOver.String(), a.LockAfterPause.String(), fmt.Sprint(a.GivenUp),
+			a.StileHandOver.String(), a.LockAfterPause.String(), formatCount(a.Commands), fmt.Sprint(a.GivenUp),
 		})
 	}
 	table(t, rows)
@@ -185,17 +203,21 @@ func (s settingReport) markdown(t *strings.Builder) {
 		"most / least of one client", "commands per acquisition", "given up",
 	}}
 	for _, c := range s.Contests {
-		commands := "–"
-		if c.Commands > 0 {
-			commands = fmt.Sprintf("%.1f", c.Commands)
-		}
 		rows = append(rows, []string{
 			fmt.Sprintf("%d, %v", c.Clients, c.Hold), fmt.Sprintf("%.0f", c.Writes), c.Contender, fmt.Sprintf("%.0f", c.PerSecond),
-			c.StileRate.String(), c.HandOver.String(), c.StileHandOver.String(), fmt.Sprintf("%d / %d", c.Most, c.Least), commands,
+			c.StileRate.String(), c.HandOver.String(), c.StileHandOver.String(), fmt.Sprintf("%d / %d", c.Most, c.Least), formatCount(c.Commands),
 			fmt.Sprint(c.GivenUp),
 		})
 	}
 	table(t, rows)
+}
+
+// formatCount returns a count with one decimal, and a dash if nothing was counted.
+func formatCount(n float64) string {
+	if n == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.1f", n)
 }
 
 // table writes rows as a Markdown table with aligned columns. The first row is the header.
@@ -222,11 +244,15 @@ func table(t *strings.Builder, rows [][]string) {
 
 // about describes when, where and how the run was made.
 func about(began time.Time, c config) []string {
+	command := "bench -store " + c.store
+	if c.contest != "" {
+		command += " -contest " + c.contest
+	}
 	return []string{
 		"Date: " + began.UTC().Format("2006-01-02 15:04 UTC"),
 		"Machine: " + machine(),
-		fmt.Sprintf("`bench -store %s`: rounds: %d, slices of %v, %v in all",
-			c.store, c.rounds, c.slice, time.Since(began).Round(time.Second)),
+		fmt.Sprintf("`%s`: rounds: %d, slices of %v, %v in all",
+			command, c.rounds, c.slice, time.Since(began).Round(time.Second)),
 	}
 }
 

@@ -31,29 +31,23 @@ func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 		fmt.Sprintf("ZooKeeper with default settings except the tick time; TTL %v for all", zkSessionTTL),
 	}}
 	for _, n := range []int{1, 3} {
-		b, err := measureEnsemble(ctx, c, n)
-		if err != nil {
+		if err := measureEnsemble(ctx, c, n, r); err != nil {
 			return nil, err
 		}
-		created := compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[rawZK].locksAfterPause.medians())
-		r.Settings = append(r.Settings, b.report())
-		r.Expected = append(r.Expected,
-			expectation{b.name + ": pair, Stile / go-zookeeper's Lock", b.pairRatio(stockZK), 1, true},
-			expectation{b.name + ": hand-over, Stile / raw create after the same pause", created, 1.3, true})
 	}
 	return r, nil
 }
 
-// measureEnsemble measures on an ensemble of n servers.
-func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error) {
+// measureEnsemble measures on an ensemble of n servers, and adds the results to the report.
+func measureEnsemble(ctx context.Context, c config, n int, r *report) (err error) {
 	s, err := newServer()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
 	addrs, err := startEnsemble(s, n)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
@@ -62,7 +56,7 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	for _, addr := range addrs {
 		var mode string
 		if err := await(ctx, func(ctx context.Context) (err error) { mode, err = serverMode(ctx, addr); return err }); err != nil {
-			return nil, err
+			return err
 		}
 		if mode != "leader" {
 			followers = append(followers, addr)
@@ -75,19 +69,32 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	onFollower := func(connect func(ctx context.Context, addr string) (client, error)) func(context.Context, int) (client, error) {
 		return func(ctx context.Context, i int) (client, error) { return connect(ctx, followers[i%len(followers)]) }
 	}
-	b, err := measureSetting(ctx, c, setting{
-		name: name,
-		contenders: []contender{
+	base := setting{name: name, handOverDelay: func(int) time.Duration { return 10 * time.Millisecond }}
+	if c.selects("mutex") {
+		base := base
+		base.contenders = []contender{
 			{name: rawZK, connect: onFollower(connectRawZK)},
 			{name: stockZK, connect: onFollower(connectStockZK)},
 			{name: stileName, connect: onFollower(connectStileZK)},
-		},
-		handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
-	})
-	if err != nil {
-		return nil, errors.Join(err, context.Cause(ctx))
+		}
+		b, err := measureSetting(ctx, c, base)
+		if err != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		created := compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[rawZK].locksAfterPause.medians())
+		r.Settings = append(r.Settings, b.report())
+		r.Expected = append(r.Expected,
+			expectation{b.name + ": pair, Stile / go-zookeeper's Lock", b.pairRatio(stockZK), 1, true},
+			expectation{b.name + ": hand-over, Stile / raw create after the same pause", created, 1.3, true})
 	}
-	return b, nil
+	if c.selects("lockall") {
+		sizes := setSizes
+		if n > 1 {
+			sizes = []int{10}
+		}
+		return measureSets(ctx, c, base, sizes, r, onFollower(connectStileZK), stockZK, onFollower(connectStockZK), 2)
+	}
+	return nil
 }
 
 // startEnsemble starts n servers and returns their client addresses.
