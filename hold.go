@@ -278,11 +278,6 @@ func (h *Hold) watchContention() <-chan struct{} {
 func (h *Hold) Release(ctx context.Context) error {
 	ctx, cancel := withGrace(ctx)
 	defer cancel()
-	return h.releaseWithin(ctx)
-}
-
-// releaseWithin is Release without additional time if ctx has ended.
-func (h *Hold) releaseWithin(ctx context.Context) error {
 	if h = h.latest(); h == nil {
 		return nil
 	}
@@ -312,7 +307,12 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	}
 	ctx, cancel := withGrace(ctx)
 	defer cancel()
-	return h.releaseAfterWithin(ctx, d)
+	if h = h.latest(); h == nil {
+		return nil
+	}
+	return h.release(ctx, EndReleasedAfter, func(ctx context.Context) error {
+		return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d)
+	})
 }
 
 // checkReleaseAfter returns the error of ReleaseAfter if the store or the mode does not support it.
@@ -327,42 +327,51 @@ func (h *Hold) checkReleaseAfter(d time.Duration) error {
 	return nil
 }
 
-// releaseAfterWithin is ReleaseAfter, if that is supported, without additional time if ctx has ended.
-func (h *Hold) releaseAfterWithin(ctx context.Context, d time.Duration) error {
-	if h = h.latest(); h == nil {
-		return nil
-	}
-	return h.release(ctx, EndReleasedAfter, func(ctx context.Context) error {
-		return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d)
-	})
-}
-
 // release ends the hold. If it was the last one of its tenure, the entry is withdrawn.
 func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(context.Context) error) error {
+	r, err := h.startRelease()
+	if r == nil {
+		return err
+	}
+	if r.last {
+		r.err = withdraw(ctx)
+	}
+	h.place.queue.leave(h.place)
+	return h.reportEnd(reason, r.lost, r.err)
+}
+
+// A releasing is a hold that ends by a release.
+type releasing struct {
+	hold *Hold
+	lost keeper.Reason // why it had been lost before; zero if it is not known to have been
+	last bool          // its entry must be withdrawn
+	err  error         // of the withdrawal
+}
+
+// startRelease ends the hold, without a request to the store. It returns nil, and the error of the release,
+// if the hold has ended before.
+func (h *Hold) startRelease() (*releasing, error) {
 	t, q := h.tenure, h.tenure.queue
-	lost := t.session.Reason()
+	r := &releasing{hold: h, lost: t.session.Reason()}
 	q.mu.Lock()
 	switch {
 	case h.released:
 		q.mu.Unlock()
-		return nil
+		return nil, nil
 	case h.over.Load():
 		h.released = true
 		defer q.mu.Unlock()
-		return h.loss // a hold that is over and was not released is lost
+		return nil, h.loss // a hold that is over and was not released is lost
 	}
 	h.released = true
-	last := h.giveBackLocked()
+	r.last = h.giveBackLocked()
 	q.mu.Unlock()
 
 	h.end(ErrReleased)
-	var err error
-	if last {
+	if r.last {
 		t.unsubscribe()
-		err = withdraw(ctx)
 	}
-	q.leave(h.place)
-	return h.reportEnd(reason, lost, err)
+	return r, nil
 }
 
 // reportEnd reports the end of a hold that was given up, and returns the error for the caller. lost is

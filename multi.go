@@ -59,7 +59,7 @@ func (c *Client) lockAllOnce(ctx context.Context, names []string, try bool) (*Mu
 	taken := false
 	defer func() {
 		if !taken { // also if a hook panicked
-			m.giveUp(ctx)
+			_ = m.Release(ctx)
 		}
 	}()
 	take := m.takeEach
@@ -143,16 +143,6 @@ func (m *MultiHold) withHolds(ctx context.Context) context.Context {
 		return ctx
 	}
 	return holdContext{ctx, m.holds[len(m.holds)-1]}
-}
-
-// giveUp releases what a failed attempt has taken.
-func (m *MultiHold) giveUp(ctx context.Context) {
-	m.unobserve()
-	ctx, cancel := withGrace(ctx) // once for all of them
-	defer cancel()
-	for _, h := range slices.Backward(m.holds) {
-		_ = h.releaseWithin(ctx)
-	}
 }
 
 func (m *MultiHold) unobserve() {
@@ -240,10 +230,10 @@ func (m *MultiHold) Deadline() time.Time {
 func (m *MultiHold) Terms() store.Terms { return m.holds[0].Terms() }
 
 // Release gives all locks up, and behaves like [Hold.Release] for each: it returns their errors,
-// joined, and nil if all were held until now. If ctx has ended, it allows two seconds for all of them.
-// Releasing again returns nil.
+// joined, and nil if all were held until now. The requests are sent side by side. If ctx has ended, it
+// allows two seconds for all of them. Releasing again returns nil.
 func (m *MultiHold) Release(ctx context.Context) error {
-	return m.release(ctx, (*Hold).releaseWithin)
+	return m.release(ctx, EndReleased, func(t store.Ticket) func(context.Context) error { return t.Withdraw })
 }
 
 // ReleaseAfter gives all locks up like [MultiHold.Release], but they stay closed to others for d, as
@@ -256,18 +246,44 @@ func (m *MultiHold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if err := m.holds[0].checkReleaseAfter(d); err != nil { // the others are of the same mode
 		return err
 	}
-	return m.release(ctx, func(h *Hold, ctx context.Context) error { return h.releaseAfterWithin(ctx, d) })
+	return m.release(ctx, EndReleasedAfter, func(t store.Ticket) func(context.Context) error {
+		return func(ctx context.Context) error { return t.Extensions().WithdrawAfter(ctx, d) }
+	})
 }
 
-// release ends all holds, in one time of grace if ctx has ended.
-func (m *MultiHold) release(ctx context.Context, end func(*Hold, context.Context) error) error {
+// release ends all holds.
+func (m *MultiHold) release(ctx context.Context, reason EndReason, withdraw func(store.Ticket) func(context.Context) error) error {
 	m.unobserve()
-	m.end(ErrReleased)
+	if m.end != nil { // otherwise not all locks were taken
+		m.end(ErrReleased)
+	}
 	ctx, cancel := withGrace(ctx)
 	defer cancel()
 	var errs []error
-	for _, h := range slices.Backward(m.holds) {
-		errs = append(errs, end(h, ctx))
+	var all []*releasing
+	for _, h := range m.holds {
+		r, err := h.startRelease()
+		if r != nil {
+			all = append(all, r)
+		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	var withdrawing sync.WaitGroup
+	for _, r := range all {
+		withdrawing.Go(func() { r.err = withdraw(r.hold.tenure.ticket)(ctx) }) // its entry has no other hold
+	}
+	withdrawing.Wait()
+	for _, r := range all {
+		r.hold.place.queue.leave(r.hold.place)
+	}
+	return errors.Join(append(errs, reportEnds(all, reason)...)...)
+}
+
+// reportEnds reports the ends of all holds, also if the logger or a hook panics.
+func reportEnds(all []*releasing, reason EndReason) (errs []error) {
+	if len(all) == 0 {
+		return nil
+	}
+	defer func() { errs = append(errs, reportEnds(all[1:], reason)...) }()
+	return []error{all[0].hold.reportEnd(reason, all[0].lost, all[0].err)}
 }

@@ -310,16 +310,8 @@ func (p *trial) doWithTwo(ctx context.Context, c *stile.Client, caller int) (err
 	if err != nil {
 		return err
 	}
-	released := false
-	defer func() {
-		if !released { // the release panicked
-			_ = m.Release(ctx)
-		}
-	}()
 	p.holdForASecond(m.HoldOf("a"))
-	err = m.Release(ctx)
-	released = true
-	return err
+	return m.Release(ctx)
 }
 
 func (p *trial) holdForASecond(h *stile.Hold) {
