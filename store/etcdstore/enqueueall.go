@@ -108,7 +108,7 @@ func (set entrySet) markInLine(results []insertion) error {
 // insert repeats attempts to insert the entries until one is answered; see [entry.insert].
 func (set entrySet) insert(ctx context.Context) ([]insertion, error) {
 	se := set[0].session
-	ifEmpty := set[0].req.Try
+	ifEmpty := true
 	for n := 0; ; n++ {
 		if n > 1 { // one repetition is normal; more are caused by other clients
 			attempts.Sleep(ctx, firstPause)
@@ -143,7 +143,8 @@ func (set entrySet) doubt() {
 	}
 }
 
-// insertTxn is one attempt. The first attempt of a try puts nothing if one of the lines has an entry.
+// insertTxn is one attempt. The first one puts nothing if one of the lines has an entry: a try must not, and
+// otherwise it costs less if all locks are free.
 //
 //	ifEmpty:   if no line has a key            put all entries
 //	otherwise: if none of the entries is there put all entries, and read the lines
@@ -189,6 +190,8 @@ func (set entrySet) insertOutcome(ctx context.Context, resp *clientv3.TxnRespons
 			a, err := e.inserted(ctx, uint64(resp.Header.Revision), reads[i:i+1])
 			return a, true, err
 		})
+	case ifEmpty && !set[0].req.Try:
+		return nil, nil
 	case ifEmpty:
 		return set.each(func(_ int, e *entry) (insertion, bool, error) { return e.tryNonEmpty(ctx) })
 	}
