@@ -266,6 +266,36 @@ func TestEnqueueAll_notPassed(t *testing.T) {
 	}
 }
 
+// The same with a store whose connections are down. It learns of the admission when it is back.
+// Promise: P3
+func TestEnqueueAll_notPassedWhileDisconnected(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	proxy := testservers.NewProxy(t, server.Addr())
+	name := newName(t)
+	reader, st := storeAt(t, server.Addr()), newStore(t, connect(t, proxy.Addr()), nil)
+	holder := hold(t, open(t, reader, longTTL), name)
+	away := joinAll(t, open(t, st, longTTL), st, []string{name, newName(t)})[0]
+	behind := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Exclusive)
+	behind.checkWaits(t)
+	proxy.Hold()
+	proxy.Reset()
+	eventually(t, "the server has noticed that a subscriber is away", func() bool {
+		there, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
+		return err == nil && len(there) == 2
+	})
+	holder.leave(t)
+	l, err := reader.Line(t.Context(), name)
+	if err != nil || len(l.Entries) != 2 || !l.Entries[0].Admitted || l.Entries[1].Admitted {
+		t.Errorf("line: got %+v, %v, want the entry of the set admitted and the other one waiting", l.Entries, err)
+	}
+	proxy.Release()
+	away.await(t, store.Admitted)
+	behind.checkWaits(t)
+	away.leave(t)
+	behind.await(t, store.Admitted)
+}
+
 // In a cluster there is no such step, and LockAll takes the locks one after another.
 func TestEnqueueAll_notInCluster(t *testing.T) {
 	t.Parallel()
