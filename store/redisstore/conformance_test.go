@@ -28,6 +28,7 @@ func TestStore_conforms(t *testing.T) {
 		Cut: func(_ *testing.T, st store.Store, _ string) (heal func()) {
 			proxy, _ := proxies.Load(st)
 			proxy.(*testservers.Proxy).Hold()
+			proxy.(*testservers.Proxy).Reset() // so that the server knows that the subscriber is away
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
 		TTL:     time.Minute,
