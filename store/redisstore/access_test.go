@@ -125,6 +125,9 @@ func TestACL_documentedSuffices(t *testing.T) {
 			}
 		}
 	}
+	for _, s := range joinAll(t, open(t, st, longTTL), st, []string{newName(t), "{x}" + newName(t), newName(t) + "}"}) {
+		s.await(t, store.Admitted)
+	}
 	<-changes
 	stop()
 	<-watched

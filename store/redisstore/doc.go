@@ -22,7 +22,8 @@
 // of a lock. The first four expire about a minute after the last lease of the line has ended. A
 // session is the key "//session/<id>".
 //
-// One script changes a line, as one atomic step. Every operation (join, visit, leave, break) also
+// One script changes a line, as one atomic step. Without a cluster, one call of it can also add
+// entries to up to 500 lines, or to none of them. Every operation (join, visit, leave, break) also
 // admits the entries that have become admissible. A release therefore hands the lock over on the
 // server, and the next holder learns of it from one message. All times are the server's; clients
 // send durations only.
@@ -53,7 +54,10 @@
 // The script sees how many subscribers have received its message. If a client that had subscribed
 // does not receive the message that its entry is admitted, its process has ended or its connection
 // is down. The script then admits the next entry in line instead. The skipped entry keeps its place
-// until its lease ends. This is the only case in which admission does not follow arrival.
+// until its lease ends. This is the only case in which admission does not follow arrival. It does not
+// apply to entries that joined several lines in one step: if others passed such an entry in one line
+// only, two clients could wait for each other. Their ids have a mark, by which the script knows them. The
+// others wait until the client is back, or its lease has ended.
 //
 // # Orders
 //

@@ -51,31 +51,40 @@ type entry struct {
 
 // Enqueue implements [store.Session].
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	if err := se.life.Err(); err != nil {
-		return nil, err
-	}
-	op := "join the line"
 	e, err := se.newEntry(req)
 	if err != nil {
-		return nil, se.store.wrapErr(op, err)
+		return nil, se.store.wrapErr(joinOp, err)
 	}
-	if err := se.add(e); err != nil {
+	if err := se.enqueue(ctx, []*entry{e}); err != nil {
 		return nil, err
+	}
+	return e, nil
+}
+
+const joinOp = "join the line" // the operation in errors
+
+// enqueue puts new entries in, all in one step. On failure it removes those that are in, or may be, in the
+// background.
+func (se *session) enqueue(ctx context.Context, entries []*entry) error {
+	if err := se.add(entries...); err != nil {
+		return err
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	err = e.join(bounded)
+	err := se.join(bounded, entries)
 	if err == nil {
-		return e, nil
+		return nil
 	}
-	e.undoJoin()
+	for _, e := range entries {
+		e.undoJoin()
+	}
 	if held, ok := errors.AsType[*store.HeldError](err); ok {
-		return nil, held
+		return held
 	}
 	if kind, ok := errors.AsType[*store.KindError](err); ok {
-		return nil, kind
+		return kind
 	}
-	return nil, se.wrapErr(ctx, op, err)
+	return se.wrapErr(ctx, joinOp, err)
 }
 
 func (se *session) newEntry(req store.Request) (*entry, error) {
@@ -86,12 +95,11 @@ func (se *session) newEntry(req store.Request) (*entry, error) {
 	}, err
 }
 
-// join puts the entry in, delivers its standing, and starts polling if it waits.
-func (e *entry) join(ctx context.Context) error {
-	se := e.session
+// join puts entries in, delivers their standings, and starts polling those that wait.
+func (se *session) join(ctx context.Context, entries []*entry) error {
 	for {
 		var begun int
-		var r reply
+		var replies [][]message
 		err := retry(ctx, func(ctx context.Context) (err error) {
 			var keep time.Duration
 			if keep, begun = se.lease(); keep <= 0 {
@@ -101,47 +109,85 @@ func (e *entry) join(ctx context.Context) error {
 					return err
 				}
 			}
-			r = e.sendJoin(ctx, keep)
-			return r.err
+			replies, err = se.sendJoin(ctx, entries, keep)
+			return err
 		})
 		if err != nil {
 			return err
 		}
-		words, err := r.ToArray()
-		if err != nil || len(words) < 1 {
-			return fmt.Errorf("unexpected script reply: %w", err)
+		for i, e := range entries {
+			if err := e.refusal(replies[i]); err != nil {
+				return err
+			}
 		}
-		word, _ := words[0].ToString()
-		switch {
-		case word == "held":
-			return &store.HeldError{Name: e.req.Name, Holder: firstEntry(words)}
-		case word == "kind":
-			return e.kindError(firstEntry(words))
-		case word == "absent":
-			return e.replaces.absentErr(e)
-		case word == "ended":
-			return se.endLost()
-		case word == "void":
-			return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
-		case len(words) < 3:
-			return fmt.Errorf("unexpected script reply %q", word)
+		for i, e := range entries {
+			if len(replies[i]) < 3 {
+				return errors.New("unexpected script reply: it is too short")
+			}
+			word, _ := replies[i][0].ToString()
+			number, _ := replies[i][1].ToString()
+			e.update(parseStanding(word, number, e))
 		}
-		number, _ := words[1].ToString()
-		e.update(parseStanding(word, number, e))
-		if se.markRenewed(e, begun) {
-			nextExpiry, _ := words[2].ToString()
-			e.beginDelivery(time.Duration(parseInt(nextExpiry)) * time.Millisecond)
+		if se.markRenewed(entries, begun) {
+			for i, e := range entries {
+				nextExpiry, _ := replies[i][2].ToString()
+				e.beginDelivery(time.Duration(parseInt(nextExpiry)) * time.Millisecond)
+			}
 			return nil
 		}
-		// Another confirmation has begun meanwhile, and does not renew this entry. Repeat the
-		// request to extend the lease accordingly.
+		// Another confirmation has begun meanwhile, and does not renew these entries. Repeat the
+		// request to extend the leases accordingly.
 	}
 }
 
-// sendJoin sends one request to put the entry in. If it is in already, the request extends its
-// lease.
-func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
-	s := e.session.store
+// refusal returns the error of an entry that was refused, as the script's reply to a join or a requeue
+// says. It returns nil for other replies.
+func (e *entry) refusal(words []message) error {
+	if len(words) == 0 {
+		return nil
+	}
+	switch word, _ := words[0].ToString(); word {
+	case "held":
+		return &store.HeldError{Name: e.req.Name, Holder: firstEntry(words)}
+	case "kind":
+		return e.kindError(firstEntry(words))
+	case "absent":
+		return e.replaces.absentErr(e)
+	case "ended":
+		return e.session.endLost()
+	case "void":
+		return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
+	}
+	return nil
+}
+
+// sendJoin sends one request to put entries in, and returns the script's reply for each. If they are in
+// already, the request extends their leases.
+func (se *session) sendJoin(ctx context.Context, entries []*entry, keep time.Duration) ([][]message, error) {
+	s := se.store
+	replies := make([][]message, 1, len(entries))
+	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{se.joinOperation(entries, keep)})[0]
+	err := r.err
+	if err != nil {
+		// Even a request that the server refuses may have been carried out in part, or not have
+		// reached the replicas.
+		for _, e := range entries {
+			e.joinInDoubt.Store(true)
+		}
+		return nil, err
+	}
+	if len(entries) == 1 {
+		if replies[0], err = r.ToArray(); err != nil {
+			return nil, fmt.Errorf("unexpected script reply: %w", err)
+		}
+		return replies, nil
+	}
+	return parseReplies(r, entries)
+}
+
+// joinOperation returns the operation that puts entries in.
+func (se *session) joinOperation(entries []*entry, keep time.Duration) operation {
+	s, e := se.store, entries[0]
 	try, flag := "0", ""
 	if e.req.Try {
 		try = "1"
@@ -149,19 +195,22 @@ func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 	if s.isSubscribed(e.line) {
 		flag = "l"
 	}
-	o := operation{
-		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.id, flag, e.payload}, session: e.session.key(),
-	}
-	if e.replaces != nil {
+	o := operation{line: e.line, session: se.key()}
+	switch {
+	case len(entries) > 1:
+		o.op, o.args = "joinall", []string{milliseconds(keep), try, s.id, flag}
+		for i, e := range entries {
+			if i > 0 {
+				o.others = append(o.others, e.line)
+			}
+			o.args = append(o.args, e.req.Name, e.id, e.payload)
+		}
+	case e.replaces != nil:
 		o.op, o.args = "requeue", []string{e.replaces.id, e.id, milliseconds(keep), s.id, flag, e.payload}
+	default:
+		o.op, o.args = "join", []string{e.id, milliseconds(keep), try, s.id, flag, e.payload}
 	}
-	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{o})[0]
-	if r.err != nil {
-		// Even a request that the server refuses may have been carried out in part, or not have
-		// reached the replicas.
-		e.joinInDoubt.Store(true)
-	}
-	return r
+	return o
 }
 
 // beginDelivery delivers the entry's standing to the owner, and has the entry polled while it

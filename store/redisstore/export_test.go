@@ -31,6 +31,9 @@ func Channel(prefix, name, client string) string {
 // NameOf returns the name of the line whose hash of entries is key.
 func NameOf(prefix, key string) (string, bool) { return keys{prefix: prefix}.name(key) }
 
+// MaxSet is the largest number of entries that can be put in together.
+const MaxSet = maxSet
+
 // ScriptSum is the digest by which servers know the script.
 var ScriptSum = scriptSum
 

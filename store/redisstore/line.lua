@@ -1,15 +1,18 @@
--- All operations on a line. Each call is one atomic step.
+-- All operations on a line. Each call is one atomic step. This is the body of a function: see set.lua.
 --
 -- KEYS: the lock's key; the queue of waiters, by arrival; the holders, by order; the ends of all
 -- leases, in milliseconds; the information about the entries; the last order given out; the void
 -- entries, which must not be added (again); the operator's limit of slots; the record of the name; and
 -- for join and requeue, if it is on this server, the session.
 --
+-- time: the server's time. It is read once: before 7.2 the time advances during a script.
+--
 -- ARGV: the operation; the command that publishes to clients, and the prefix of their channels; the
 -- channel on which changes are published, or "", and the name to publish there; then the arguments
 -- of the operation.
 --
--- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. The
+-- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. It has ".set."
+-- before the mode if the entry is one of a set, which joined several lines in one step. The
 -- information about it is "client|flag|text". The flag is "l" if its client has subscribed, "t" if
 -- the entry is detached from its session, or empty.
 --
@@ -29,7 +32,6 @@ local ORDER_TTL = 86400000 -- how long the last order is kept after the time tha
 local FOREIGN_POLL = 100 -- poll interval of the first in line while a foreign client, which publishes nothing, has the key
 local MAX_ORDER = 4503599627370495 -- a larger order does not fit a fencing token
 
-local time = redis.call('TIME') -- read once: before 7.2 the time advances during a script
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- The value of the lock's key. A key that is not a string counts as a foreign value.
@@ -65,6 +67,8 @@ local function mode(id)
 	if id == downgraded then return 's' end
 	return string.match(id, '[^.]*$')
 end
+
+local function of_set(id) return string.find(id, '.set.', 1, true) end
 
 local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(.*)$') end
 
@@ -123,7 +127,7 @@ local EXHAUSTED = 'STILE no fencing token is left for this lock: key ' .. F .. '
 if session and redis.call('EXISTS', session) == 0 then return { 'ended' } end
 
 -- The keys of an abandoned line expire, but not all at the same moment.
-if empty and op == 'join' then redis.call('DEL', Q, H, E) end
+if empty and (op == 'join' or op == 'ask') then redis.call('DEL', Q, H, E) end
 
 -- Returns the order of an entry that holds the lock and is alone in the line; otherwise nothing.
 local function alone(id)
@@ -131,7 +135,8 @@ local function alone(id)
 end
 
 -- Fast path: the first entry joins an empty line.
-if op == 'join' and empty and not value and not redis.call('ZSCORE', V, ARGV[6]) then
+if (op == 'join' or op == 'ask') and empty and not value and not redis.call('ZSCORE', V, ARGV[6]) then
+	if op == 'ask' then return { 'free' } end
 	local id, ends, order = ARGV[6], now + ARGV[7], next_order()
 	if not order then return redis.error_reply(EXHAUSTED) end
 	redis.call('SET', K, VALUE_PREFIX .. id, 'PXAT', ends)
@@ -290,7 +295,8 @@ end
 
 -- Admits the entries that are admissible. An entry whose client has subscribed, but did not receive
 -- the message, is skipped and keeps its place: its process has ended, or its connection is down and
--- it will poll again. An entry in present has sent this request, so it is not skipped. Returns
+-- it will poll again. An entry in present has sent this request, so it is not skipped. Nor is one of a
+-- set: if others passed it in one line but not in another, two sets could wait for each other. Returns
 -- whether an entry must wait, and whether one was skipped.
 local function settle(present)
 	if foreign or kind == 'x' then return true end
@@ -308,7 +314,7 @@ local function settle(present)
 		local client, flag = parts(id)
 		if not client then
 			remove(id) -- the information about it was lost
-		elseif publish(client, 'in ' .. id .. ' ' .. order) == 0 and flag == 'l' and not (present and present[id]) then
+		elseif publish(client, 'in ' .. id .. ' ' .. order) == 0 and flag == 'l' and not (present and present[id]) and not of_set(id) then
 			at = at + 1
 		else
 			redis.call('ZREM', Q, id)
@@ -453,7 +459,10 @@ end
 -- standing. If it is refused, returns "kind" or "held", and the first entry. A refused entry leaves
 -- nothing, so a repetition is decided anew. An entry that is in is never refused: a request whose
 -- reply was lost may have put it in.
-if op == 'join' then
+--
+-- ask, with the same arguments: returns the same as join, except that an entry which join would put in is
+-- not put in, and the reply says "free".
+if op == 'join' or op == 'ask' then
 	local id, ms, try, client, flag, text = ARGV[6], tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9], ARGV[10], ARGV[11]
 	local barred = redis.call('ZSCORE', V, id)
 	local there = not barred and not empty and prolong(id, ms)
@@ -464,7 +473,9 @@ if op == 'join' then
 	elseif not there then
 		local other = of_other_kind(mode(id))
 		local may = not other and not wait and not foreign and admissible(mode(id))
-		if may or not try and not other then
+		if op == 'ask' and (may or not try and not other) then
+			reply = { 'free' }
+		elseif may or not try and not other then
 			local order = next_order()
 			if not order then
 				finish()

@@ -32,7 +32,7 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	err = next.join(bounded)
+	err = se.join(bounded, []*entry{next})
 	if err == nil {
 		e.removed.Store(true)
 		se.remove(e)

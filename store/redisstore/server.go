@@ -18,7 +18,13 @@ import (
 )
 
 //go:embed line.lua
-var script string
+var lineScript string
+
+//go:embed set.lua
+var setScript string
+
+// script is what servers run: set.lua, with line.lua as the function that it calls for each line.
+var script = "local time = redis.call('TIME')\nlocal function operate(KEYS, ARGV)\n" + lineScript + "end\n" + setScript
 
 // scriptSum is the digest by which servers know the script.
 var scriptSum = func() string {
@@ -56,9 +62,10 @@ type server struct {
 // command that it has sent.
 type request func(rueidis.Builder) rueidis.Completed
 
-// An operation is one call of the script on one line.
+// An operation is one call of the script on one line, or on several without a cluster.
 type operation struct {
 	line    lineKeys
+	others  []lineKeys // the lines after the first one
 	op      string
 	args    []string
 	session string // the key of the session; the operation does nothing if it is gone. Not used in a cluster, where it may be on another server
@@ -87,6 +94,9 @@ func (s *server) scriptArgs(o operation) (keys, args []string) {
 		publish, changes = "SPUBLISH", "" // see Watch
 	}
 	keys = o.line.all()
+	for _, l := range o.others {
+		keys = append(keys, l.all()...)
+	}
 	if o.session != "" && !s.cluster {
 		keys = append(keys, o.session)
 	}

@@ -118,16 +118,18 @@ func (se *session) lease() (d time.Duration, begun int) {
 	return se.opts.TTL - bootclock.Now().Sub(se.begunAt), se.begun
 }
 
-// markRenewed records that an entry is in its line, with a lease that covers the confirmation with
-// number begun. From now on confirmations renew the entry. It reports false if another confirmation
-// has begun meanwhile, which does not cover the entry.
-func (se *session) markRenewed(e *entry, begun int) bool {
+// markRenewed records that entries are in their lines, with leases that cover the confirmation with
+// number begun. From now on confirmations renew the entries. It reports false if another confirmation
+// has begun meanwhile, which does not cover them.
+func (se *session) markRenewed(entries []*entry, begun int) bool {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.begun != begun {
 		return false
 	}
-	e.renewing = true
+	for _, e := range entries {
+		e.renewing = true
+	}
 	return true
 }
 
@@ -165,15 +167,17 @@ func (se *session) detectExpiry() {
 	}
 }
 
-// add registers an entry that is about to be put in.
-func (se *session) add(e *entry) error {
+// add registers entries that are about to be put in.
+func (se *session) add(entries ...*entry) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if err := se.life.Err(); err != nil {
 		return err
 	}
-	se.lines[e.req.Name] = append(se.lines[e.req.Name], e)
-	se.store.register(e)
+	for _, e := range entries {
+		se.lines[e.req.Name] = append(se.lines[e.req.Name], e)
+		se.store.register(e)
+	}
 	return nil
 }
 

@@ -135,10 +135,14 @@ func ClientOptions(addrs ...string) rueidis.ClientOption {
 
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
-	return store.Capabilities{
+	caps := store.Capabilities{
 		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
 		Requeue: true, SetLimit: s.setLimit, Record: s.record, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
+	if !s.server.cluster { // there the lines may be on several servers
+		caps.EnqueueAll = s.enqueueAll
+	}
+	return caps
 }
 
 // Open implements [store.Store].
