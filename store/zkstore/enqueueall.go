@@ -258,13 +258,16 @@ func (s set) entriesAhead(ctx context.Context) ([][]listedEntry, error) {
 			if errors.Is(err, zk.ErrNoNode) {
 				err = s[0].line.evictedErr()
 			}
+			if err != nil {
+				err = s[0].named(err)
+			}
 			return err
 		}
 		children[i-1], err = se.children(ctx, s[i-1].line.dir, false)
-		if errors.Is(err, zk.ErrNoNode) {
-			err = nil // see entry.entriesAhead
+		if err != nil && !errors.Is(err, zk.ErrNoNode) { // without children entry.entriesAhead lists them again
+			return s[i-1].named(err)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
