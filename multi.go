@@ -18,7 +18,7 @@ import (
 // LockAll joins the lines of all names in one step, on etcd, ZooKeeper, a single Redis server, and in
 // memory. It returns when the last of the locks is free. Those that are free earlier are kept meanwhile.
 // If it loses one of them, it withdraws from all lines and joins them again. The number of
-// names is limited by the store: 60 on etcd, some thousand on ZooKeeper.
+// names is limited by the store: 60 on etcd, 500 on Redis, about a thousand on ZooKeeper.
 //
 // Redis Cluster and Redlock have no such step. There LockAll takes the locks one after another, sorted by
 // name, which takes about as long as that many calls of Lock. If it loses one while it waits for the

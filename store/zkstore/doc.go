@@ -31,6 +31,10 @@
 // The numbers in the names cannot serve, because they restart with each directory. Transaction
 // numbers go back when an ensemble is restored from a backup, and restart in a new one.
 //
+// Several entries in one step (LockAll) are created by one transaction, each in its own directory. So they
+// have the same czxid, and of two such calls one is ahead in all lines that they share. One request holds
+// at most 512 kB, with the paths, owners and ACLs of all entries.
+//
 // # Sessions
 //
 // A session is one ZooKeeper session on its own connection. If it has very many entries it consists

@@ -72,11 +72,10 @@ const (
 // Enqueue implements [store.Session].
 func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	op := "join the line"
-	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: req.Owner})
+	e, err := newEntry(req)
 	if err != nil {
 		return nil, g.store.wrapErr(op, err)
 	}
-	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify), number: newClaimState()}
 	if err := g.assignSession(ctx, e); err != nil {
 		return nil, err
 	}
@@ -93,6 +92,14 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 		return nil, se.wrapErr(ctx, op, err)
 	}
 	return e, nil
+}
+
+func newEntry(req store.Request) (*entry, error) {
+	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: req.Owner})
+	if err != nil {
+		return nil, err
+	}
+	return &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify), number: newClaimState()}, nil
 }
 
 // enter creates the entry's node and reads the line. On failure the node does not exist, or is
@@ -115,16 +122,9 @@ func (e *entry) enter(ctx context.Context) error {
 	}
 	switch {
 	case err != nil:
-	case e.otherKind(ahead):
-		// This entry must not delay those of the line's kind.
-		e.undo(ctx)
-		return e.kindErr(ctx, ahead[0])
-	case e.req.Try && !line.Admits(e.req.Mode.Within(limit), modes(ahead)):
-		// The line was free in the first listing, and another client was faster. This entry must
-		// not delay it.
-		e.undo(ctx)
-		_, held := e.heldBy(ctx, ahead)
-		return held
+	case e.refusedBy(ahead, limit):
+		e.undo(ctx) // first: the entry must not delay others
+		return e.refusalErr(ctx, ahead)
 	case !e.line.markInLine(e, ahead, limit):
 		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
@@ -132,6 +132,22 @@ func (e *entry) enter(ctx context.Context) error {
 		e.undo(ctx)
 	}
 	return err
+}
+
+// refusedBy reports whether the entry must leave the line that it has joined because of the entries
+// ahead: they are of another kind; or it is a try, and another client was faster since the line was
+// free.
+func (e *entry) refusedBy(ahead []listedEntry, limit int) bool {
+	return e.otherKind(ahead) || e.req.Try && !line.Admits(e.req.Mode.Within(limit), modes(ahead))
+}
+
+// refusalErr returns the error of an entry that refusedBy has refused.
+func (e *entry) refusalErr(ctx context.Context, ahead []listedEntry) error {
+	if e.otherKind(ahead) {
+		return e.kindErr(ctx, ahead[0])
+	}
+	_, held := e.heldBy(ctx, ahead)
+	return held
 }
 
 // undo deletes the node that was just created, in the background if ctx ends.

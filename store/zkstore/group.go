@@ -30,6 +30,9 @@ func (e *entry) sizeIn(dir string, readWrite bool) int64 {
 	return size
 }
 
+// sizeOf is sizeIn for an entry that has no line yet.
+func (s *Store) sizeOf(e *entry) int64 { return e.sizeIn(s.paths.dir(e.req.Name), s.readWrite) }
+
 // group is a [store.Session]: one ZooKeeper session, and further ones if there are more entries
 // than one can have; see [maxSessionBytes]. It is confirmed when all of them are, and lost with the
 // first that is lost. Further sessions stay until the group ends.
@@ -141,11 +144,11 @@ func (g *group) lose(lost *session, cause error) {
 	}
 }
 
-// assignSession finds a session with room for one more entry, opening one if there is none, and registers
-// the entry in its line there.
-func (g *group) assignSession(ctx context.Context, e *entry) error {
+// assignSession finds one session with room for all the entries, opening one if there is none, and
+// registers them in their lines there.
+func (g *group) assignSession(ctx context.Context, entries ...*entry) error {
 	for {
-		o, err := g.tryPlace(e)
+		o, err := g.tryPlace(entries)
 		if o == nil {
 			return err
 		}
@@ -164,20 +167,27 @@ func (g *group) assignSession(ctx context.Context, e *entry) error {
 
 const furtherSession = "open a further session, for more entries than one can have"
 
-// tryPlace is place, but if a further session must be opened first it returns that opening.
-func (g *group) tryPlace(e *entry) (*opening, error) {
+// tryPlace is assignSession, but if a further session must be opened first it returns that opening.
+func (g *group) tryPlace(entries []*entry) (*opening, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.ended != nil {
 		return nil, g.ended
 	}
-	dir := g.store.paths.dir(e.req.Name)
-	size := e.sizeIn(dir, g.store.readWrite)
+	size := int64(0)
+	for _, e := range entries {
+		size += g.store.sizeOf(e)
+	}
 	for _, se := range g.sessions[:g.usable] {
 		if n := se.bytes.Load(); n > 0 && n+size > g.store.sessionBytes {
 			continue
 		}
-		return nil, se.join(e, size)
+		for _, e := range entries {
+			if err := se.join(e, g.store.sizeOf(e)); err != nil {
+				return nil, err // the session has ended, and the entries before this one with it
+			}
+		}
+		return nil, nil
 	}
 	if g.opening == nil {
 		g.opening = &opening{done: make(chan struct{})}

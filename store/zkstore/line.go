@@ -86,6 +86,28 @@ func (se *session) join(e *entry, size int64) error {
 func (w *lineWatch) markInLine(e *entry, ahead []listedEntry, limit int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.includeLocked(e, ahead, limit) {
+		return false
+	}
+	e.delivery.Begin()
+	return true
+}
+
+// include is the first part of markInLine: it delivers nothing. The entry is exclusive.
+func (w *lineWatch) include(e *entry, ahead []listedEntry) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.includeLocked(e, ahead, 0)
+}
+
+// begin is the second part of markInLine: it delivers the entry's standing.
+func (w *lineWatch) begin(e *entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e.delivery.Begin()
+}
+
+func (w *lineWatch) includeLocked(e *entry, ahead []listedEntry, limit int) bool {
 	if e.state != joining {
 		return false
 	}
@@ -94,7 +116,6 @@ func (w *lineWatch) markInLine(e *entry, ahead []listedEntry, limit int) bool {
 		w.wakeLocked()
 	}
 	e.state, e.arrived, e.ahead = inLine, w.readings+1, ahead
-	e.delivery.Begin()
 	w.session.requestOwnWatch(e.path())
 	w.deliverLocked(e)
 	if e.blocking() > 0 {

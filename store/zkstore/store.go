@@ -166,7 +166,8 @@ func (s *Store) Close() error {
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true,
-		OwnerUpdates: true, Contention: true, Requeue: true, SlotNumbers: true, SetLimit: s.setLimit, Record: s.record, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		OwnerUpdates: true, Contention: true, Requeue: true, SlotNumbers: true, SetLimit: s.setLimit, EnqueueAll: s.enqueueAll, Record: s.record,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
@@ -208,8 +209,12 @@ func (s *Store) wrapErr(op string, err error) error {
 		advice = "; the path of the lock's directory is an ephemeral node: choose another name or root"
 	case errors.Is(err, zk.ErrInvalidACL):
 		advice = "; an ACL of the scheme auth requires credentials"
-	case unnamedErrors[err.Error()] != "":
-		advice = "; " + unnamedErrors[err.Error()]
+	default:
+		for inner := err; inner != nil && advice == ""; inner = errors.Unwrap(inner) {
+			if meaning := unnamedErrors[inner.Error()]; meaning != "" {
+				advice = "; " + meaning
+			}
+		}
 	}
 	return fmt.Errorf("%s: %s: %w%s", s, op, err, advice)
 }
