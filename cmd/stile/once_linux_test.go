@@ -105,7 +105,7 @@ func TestOnce_show(t *testing.T) {
 	first, second := jobs[""].Success, jobs[`"é`].Failure
 	if len(jobs) != 2 || first == nil || second == nil || first.Token != strings.TrimSpace(m.read("starts")) || second.ExitCode != 7 ||
 		first.Called.Before(before) || !strings.Contains(first.Owner, "(sh)") || len(line.Holders)+len(line.Remarks) != 0 {
-		t.Errorf("show -o json: got %+v, %+v", line, jobs)
+		t.Fatalf("show -o json: got %+v, %+v", line, jobs)
 	}
 	shown := m.stile("show", "job")
 	shown.expectExit(0)
