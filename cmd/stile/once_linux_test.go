@@ -402,6 +402,10 @@ func TestOnce_full(t *testing.T) {
 	m.once("--key", "new", "job", "-c", countScript).expectExit(0)
 	s.putRecord(t, "job", `{"stile_once":1,"jobs":{`+strings.Join(jobs, ",")+"}}")
 	m.once("--key", "new", "job", "-c", countScript).expectExit(125, "longer than the maximum")
+	shown := m.stile("show", "job")
+	if shown.expectExit(0); !strings.Contains(shown.stdout.String(), "recorded cannot be read: it is longer than the maximum") {
+		t.Errorf("show: got %s, want a remark", shown.stdout)
+	}
 	m.once("--forget", "job").expectExit(0)
 	fit := len(jobs)
 	for n := 0; n < 262_000; fit-- {
