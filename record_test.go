@@ -50,7 +50,6 @@ func TestHold_setRecord(t *testing.T) {
 
 // A hold that has been replaced cannot overwrite what the next holder has recorded, although it does not
 // know of its loss yet.
-// Promise: P6
 func TestHold_setRecordAfterBreak(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")

@@ -26,7 +26,8 @@
 //     one has the same key.
 //   - Failed calls leave nothing. If [Session.Enqueue] fails, because its context ended or for another
 //     reason, no entry of that call is in the line, or its removal has started. Nothing outlives its
-//     session, except what [Extensions.WithdrawAfter] and [Extensions.Mark] leave on purpose.
+//     session, except what [Extensions.WithdrawAfter], [Extensions.Mark] and [Extensions.SetRecord]
+//     leave on purpose.
 //   - Every admission is reported. Lost messages, reconnections, compactions and leader changes may
 //     delay the report of a new standing, but never suppress it.
 //

@@ -105,7 +105,7 @@ func TestOnce_show(t *testing.T) {
 	first, second := jobs[""].Success, jobs[`"é`].Failure
 	if len(jobs) != 2 || first == nil || second == nil || first.Token != strings.TrimSpace(m.read("starts")) || second.ExitCode != 7 ||
 		first.Called.Before(before) || !strings.Contains(first.Owner, "(sh)") || len(line.Holders)+len(line.Remarks) != 0 {
-		t.Errorf("show -o json: got %+v, %+v", line, jobs)
+		t.Fatalf("show -o json: got %+v, %+v", line, jobs)
 	}
 	shown := m.stile("show", "job")
 	shown.expectExit(0)
@@ -402,6 +402,10 @@ func TestOnce_full(t *testing.T) {
 	m.once("--key", "new", "job", "-c", countScript).expectExit(0)
 	s.putRecord(t, "job", `{"stile_once":1,"jobs":{`+strings.Join(jobs, ",")+"}}")
 	m.once("--key", "new", "job", "-c", countScript).expectExit(125, "longer than the maximum")
+	shown := m.stile("show", "job")
+	if shown.expectExit(0); !strings.Contains(shown.stdout.String(), "recorded cannot be read: it is longer than the maximum") {
+		t.Errorf("show: got %s, want a remark", shown.stdout)
+	}
 	m.once("--forget", "job").expectExit(0)
 	fit := len(jobs)
 	for n := 0; n < 262_000; fit-- {

@@ -107,7 +107,6 @@ func TestSetRecord_replaced(t *testing.T) {
 }
 
 // The entry is removed between the read of the record and the write.
-// Promise: P6
 func TestSetRecord_entryRemovedMeanwhile(t *testing.T) {
 	t.Parallel()
 	name := newName(t)

@@ -41,15 +41,11 @@ follows.`,
 				if err != nil {
 					return err
 				}
-				jobs, err := jobsOf(cmd.Context(), client, &line)
-				switch {
-				case err != nil:
-					return err
-				case r.format == formatJSON:
+				jobs := jobsOf(cmd.Context(), client, &line)
+				if r.format == formatJSON {
 					return stdio.writeJSON(shownInJSON{asJSONLine(line), jobs})
-				default:
-					return stdio.write(append(details(line, time.Now()), jobDetails(jobs)...))
 				}
+				return stdio.write(append(details(line, time.Now()), jobDetails(jobs)...))
 			})
 		},
 	}
@@ -64,18 +60,18 @@ type shownInJSON struct {
 	Jobs map[string]history.Job `json:"jobs,omitempty"`
 }
 
-// jobsOf returns what stile once has recorded for a line's name; nil if there is nothing. If the record
-// cannot be understood, it adds a remark to the line.
-func jobsOf(ctx context.Context, client *stile.Client, line *stile.Line) (map[string]history.Job, error) {
+// jobsOf returns what stile once has recorded for a line's name; nil if there is nothing. If that cannot be
+// read or understood, it adds a remark to the line: a user may be allowed to read lines only.
+func jobsOf(ctx context.Context, client *stile.Client, line *stile.Line) map[string]history.Job {
 	h, err := readHistory(ctx, client, line.Name)
 	switch {
+	case err == nil, errors.Is(err, stile.ErrUnsupported), errors.Is(err, stile.ErrBadName): // a lock that Stile cannot take has no record
 	case errors.Is(err, errDamaged):
 		line.Remarks = append(line.Remarks, fmt.Sprintf("%v; stile once --forget removes it", err))
-		return nil, nil
-	case errors.Is(err, stile.ErrUnsupported), errors.Is(err, stile.ErrBadName): // a lock that Stile cannot take has no record
-		return nil, nil
+	default:
+		line.Remarks = append(line.Remarks, "what stile once has recorded cannot be read: "+textOf(reasonOf(err)))
 	}
-	return h.Jobs, err
+	return h.Jobs
 }
 
 // jobDetails formats the last attempts of stile once.
