@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -27,6 +28,17 @@ const (
 type testEnv struct {
 	t     *testing.T
 	store *memstore.Store
+
+	oneByOne bool // the clients cannot join several lines in one step
+}
+
+// oneByOneStore is a store without the capability EnqueueAll.
+type oneByOneStore struct{ *memstore.Store }
+
+func (s oneByOneStore) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	caps.EnqueueAll = nil
+	return caps
 }
 
 // scenario calls run with a fake clock. Afterwards it ends all faults and closes all clients, and
@@ -34,7 +46,7 @@ type testEnv struct {
 func scenario(t *testing.T, run func(t *testing.T, w *testEnv)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &testEnv{t, memstore.New()}
+		w := &testEnv{t: t, store: memstore.New()}
 		t.Cleanup(func() { // runs after the clients were closed
 			time.Sleep(ttl)
 			if lines, err := w.store.Lines(context.Background(), ""); err != nil || len(lines) > 0 {
@@ -56,7 +68,11 @@ func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Cli
 	for _, f := range change {
 		f(opts)
 	}
-	c, err := stile.New(w.store, opts)
+	var st store.Store = w.store
+	if w.oneByOne {
+		st = oneByOneStore{w.store}
+	}
+	c, err := stile.New(st, opts)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -110,6 +126,22 @@ func (w *testEnv) session(owner string) string {
 	}
 	w.t.Fatalf("%s has no entry in any line", owner)
 	return ""
+}
+
+// order returns the order of the entry of the client called owner in the line of name.
+func (w *testEnv) order(name, owner string) uint64 {
+	w.t.Helper()
+	l, err := w.store.Line(context.Background(), name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range l.Entries {
+		if e.Owner.Command == owner {
+			return e.Order
+		}
+	}
+	w.t.Fatalf("%s has no entry in the line of %q", owner, name)
+	return 0
 }
 
 // faults sets the fault for the given operations; if sessions are given, only for theirs.

@@ -814,8 +814,8 @@ func TestReleaseAfter_canBeBroken(t *testing.T) {
 // noReleaseAfterStore is a store without the capability ReleaseAfter.
 type noReleaseAfterStore struct{ *memstore.Store }
 
-func (noReleaseAfterStore) Capabilities() store.Capabilities {
-	caps := memstore.New().Capabilities()
+func (s noReleaseAfterStore) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
 	caps.ReleaseAfter = false
 	return caps
 }

@@ -109,6 +109,17 @@ func (c valuesContext) Value(key any) any {
 // start starts an attempt and appends its place to the local queue. The place must end the
 // returned call. On failure the attempt has ended.
 func (l locker) start(ctx context.Context, try bool) (*Place, call, error) {
+	p := newPlace(ctx, l, try)
+	call, err := l.enqueue(p)
+	if err != nil {
+		p.attempt.end(err)
+		return nil, call, err
+	}
+	return p, call, nil
+}
+
+// newPlace starts an attempt and returns a place for it, which is in no queue yet.
+func newPlace(ctx context.Context, l locker, try bool) *Place {
 	p := &Place{
 		mode:     l.mode,
 		numbered: l.numbered,
@@ -124,12 +135,7 @@ func (l locker) start(ctx context.Context, try bool) (*Place, call, error) {
 		ready: make(chan struct{}),
 	}
 	p.attempt.start() // before the call is tracked: the hook may close the client
-	call, err := l.enqueue(p)
-	if err != nil {
-		p.attempt.end(err)
-		return nil, call, err
-	}
-	return p, call, nil
+	return p
 }
 
 // enqueue appends a place to the local queue.
@@ -146,7 +152,7 @@ func (l locker) enqueue(p *Place) (call, error) {
 		}
 	}
 	if outer := outerHold(p.attempt.ctx, l.client, l.name); outer != nil && !p.try {
-		return call{}, fmt.Errorf("stile: lock %q (token %d): %w: release that hold first", l.name, outer.token, ErrReentrant)
+		return call{}, reentrantError(l.name, outer)
 	}
 	counted, err := l.client.track(p.attempt.ctx)
 	if err != nil {
@@ -157,6 +163,10 @@ func (l locker) enqueue(p *Place) (call, error) {
 		return call{}, lockError(l.name, err)
 	}
 	return counted, nil
+}
+
+func reentrantError(name string, outer *Hold) error {
+	return fmt.Errorf("stile: lock %q (token %d): %w: release that hold first", name, outer.token, ErrReentrant)
 }
 
 // owner returns the owner that others see.

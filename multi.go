@@ -12,21 +12,26 @@ import (
 )
 
 // LockAll takes the locks of all names, each like [Mutex.Lock], or none of them. However the callers
-// of LockAll order their names, they do not wait for each other in a circle: LockAll takes the locks
-// one after another, sorted by name. So it takes about as long as that many calls of Lock, and it may
-// hold some of the locks while it waits for others.
+// of LockAll order their names, they do not wait for each other in a circle. On failure nothing is held,
+// as with Mutex.Lock. It is an error to give no name, or one name twice.
 //
-// If a lock is lost while LockAll waits for the next one, it releases all and begins again. On failure
-// nothing is held, as with Mutex.Lock. It is an error to give no name, or one name twice.
+// LockAll joins the lines of all names in one step, on etcd, ZooKeeper, a single Redis server, and in
+// memory. It returns when the last of the locks is free. Those that are free earlier are kept meanwhile.
+// If it loses one of them, it withdraws from all lines and joins them again. The number of
+// names is limited by the store: 60 on etcd, some thousand on ZooKeeper.
 //
-// A caller that holds one lock and then calls LockAll, or the other way round, must itself take care
-// that all callers do so in the order of the names.
+// Redis Cluster and Redlock have no such step. There LockAll takes the locks one after another, sorted by
+// name, which takes about as long as that many calls of Lock. If it loses one while it waits for the
+// next, it releases all and begins again.
+//
+// A caller that holds one lock and then calls LockAll or Lock for another may deadlock with a caller of
+// LockAll, in whatever order it names them. Take such locks with one call of LockAll.
 func (c *Client) LockAll(ctx context.Context, names ...string) (*MultiHold, error) {
 	return c.lockAll(ctx, names, false)
 }
 
-// TryLockAll is LockAll, but does not wait for the locks. If one of them is not free, it releases the
-// others and returns the [*HeldError] of [Mutex.TryLock].
+// TryLockAll is LockAll, but does not wait for the locks. If one of them is not free, it takes none and
+// returns the [*HeldError] of [Mutex.TryLock].
 func (c *Client) TryLockAll(ctx context.Context, names ...string) (*MultiHold, error) {
 	return c.lockAll(ctx, names, true)
 }
@@ -57,7 +62,14 @@ func (c *Client) lockAllOnce(ctx context.Context, names []string, try bool) (*Mu
 			m.giveUp(ctx)
 		}
 	}()
-	err := m.take(ctx, c, names, try)
+	take := m.takeEach
+	if c.caps.EnqueueAll != nil {
+		take = m.takeTogether
+	}
+	err := take(ctx, c, names, try)
+	if err == nil {
+		err = m.begin(ctx)
+	}
 	taken = err == nil
 	return m, err
 }
@@ -94,8 +106,8 @@ type MultiHold struct {
 	lost chan struct{} // closed when loss is set
 }
 
-// take takes the locks. On failure the ones that it has taken must be given up.
-func (m *MultiHold) take(ctx context.Context, c *Client, names []string, try bool) error {
+// takeEach takes the locks one after another. On failure the ones that it has taken must be given up.
+func (m *MultiHold) takeEach(ctx context.Context, c *Client, names []string, try bool) error {
 	waiting, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	for _, name := range names {
@@ -109,6 +121,11 @@ func (m *MultiHold) take(ctx context.Context, c *Client, names []string, try boo
 		m.holds = append(m.holds, h)
 		defer context.AfterFunc(h.Context(), func() { giveUp(fmt.Errorf("%w: %w", errLostOne, context.Cause(h.Context()))) })()
 	}
+	return nil
+}
+
+// begin observes the holds from now on.
+func (m *MultiHold) begin(ctx context.Context) error {
 	m.ctx, m.end = context.WithCancelCause(context.WithoutCancel(m.withHolds(ctx)))
 	for _, h := range m.holds {
 		m.stop = append(m.stop, context.AfterFunc(h.Context(), func() { m.lose(h) }))

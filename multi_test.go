@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
 )
 
 // A multiWaiter is a call of LockAll in progress.
@@ -56,9 +57,23 @@ func releaseAll(t *testing.T, m *stile.MultiHold) {
 	}
 }
 
+// bothForms runs a scenario on a store where LockAll joins all lines in one step, and on one where it takes
+// one lock after another.
+func bothForms(t *testing.T, run func(t *testing.T, w *testEnv)) {
+	t.Helper()
+	for form, oneByOne := range map[string]bool{"in one step": false, "one by one": true} {
+		t.Run(form, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *testEnv) {
+				w.oneByOne = oneByOne
+				run(t, w)
+			})
+		})
+	}
+}
+
 // Promise: P1
 func TestLockAll_holdsAll(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		m := lockAll(t.Context(), t, ann, "c", "a", "b").expectHold()
 		if got := m.Names(); !slices.Equal(got, []string{"a", "b", "c"}) {
@@ -98,7 +113,7 @@ func TestLockAll_holdsAll(t *testing.T) {
 // Promise: P1, P7
 func TestLockAll_noDeadlock(t *testing.T) {
 	for seed := range uint64(20) {
-		scenario(t, func(t *testing.T, w *testEnv) {
+		bothForms(t, func(t *testing.T, w *testEnv) {
 			const processes, callers, rounds = 3, 2, 10
 			names := []string{"a", "b", "c", "d"}
 			var mu sync.Mutex
@@ -147,7 +162,7 @@ func TestLockAll_noDeadlock(t *testing.T) {
 
 // Promise: P5
 func TestLockAll_givenUpLeavesNothing(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, bob, "b")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -166,7 +181,7 @@ func TestLockAll_givenUpLeavesNothing(t *testing.T) {
 }
 
 func TestTryLockAll(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, bob, "b")
 		_, err := ann.TryLockAll(t.Context(), "c", "b", "a")
@@ -186,7 +201,7 @@ func TestTryLockAll(t *testing.T) {
 
 // ReleaseAfter keeps all locks closed for the given time.
 func TestMultiHold_releaseAfter(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		const d = 2 * ttl
 		m := lockAll(t.Context(), t, w.client("ann"), "a", "b").expectHold()
 		if err := m.ReleaseAfter(t.Context(), d); err != nil {
@@ -230,7 +245,7 @@ func TestMultiHold_releaseAfterUnsupported(t *testing.T) {
 // One lock is lost. The holder is notified, and the others stay held until it releases them.
 // Promise: P6
 func TestLockAll_lossOfOne(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		m := lockAll(t.Context(), t, ann, "a", "b", "c").expectHold()
 		w.evict("b", "ann")
@@ -262,16 +277,22 @@ func TestLockAll_lossOfOne(t *testing.T) {
 // A lock is lost while LockAll waits for the next one. It never returns with a part of the locks.
 // Promise: P1, P7
 func TestLockAll_lossWhileWaiting(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		last := lock(t, bob, "c")
 		all := lockAll(t.Context(), t, ann, "a", "b", "c")
 		next := wait(t.Context(), t, cid, "a")
+		before := w.order("b", "ann")
 		w.evict("a", "ann")
 		other := next.expectHoldNow()
 		all.expectWaiting()
-		w.expectLine("b") // given up, until a is held again
-		w.expectLine("c", "bob")
+		w.expectLine("a", "cid", "ann")
+		if w.oneByOne {
+			w.expectLine("b") // given up, until a is held again
+			w.expectLine("c", "bob")
+		} else if w.expectLine("b", "ann"); w.order("b", "ann") <= before {
+			t.Error("the entry of b is the one that LockAll had before it lost a")
+		}
 		release(t, last)
 		all.expectWaiting()
 		release(t, other)
@@ -286,7 +307,7 @@ func TestLockAll_lossWhileWaiting(t *testing.T) {
 // The first lock is lost after the last one was acquired, and before LockAll returns.
 // Promise: P1, P7
 func TestLockAll_lossBeforeReturn(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		evictions := 0
 		ann := w.client("ann", func(o *stile.Options) {
 			o.Hooks.HoldStart = func(ctx context.Context, e stile.HoldStartEvent) context.Context {
@@ -309,7 +330,7 @@ func TestLockAll_lossBeforeReturn(t *testing.T) {
 // A hook that panics leaves no lock behind.
 // Promise: P5
 func TestLockAll_panic(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann", func(o *stile.Options) {
 			o.Hooks.AttemptStart = func(ctx context.Context, e stile.AttemptStartEvent) context.Context {
 				if e.Name == "b" {
@@ -361,7 +382,7 @@ func TestLockAll_releasesInOutage(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *testEnv) {
+			bothForms(t, func(t *testing.T, w *testEnv) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				ends(t, w, w.client("ann"), ctx)
@@ -371,7 +392,7 @@ func TestLockAll_releasesInOutage(t *testing.T) {
 }
 
 func TestLockAll_sessionLostWhileWaiting(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		last := lock(t, bob, "b")
 		all := lockAll(t.Context(), t, ann, "a", "b")
@@ -386,7 +407,7 @@ func TestLockAll_sessionLostWhileWaiting(t *testing.T) {
 }
 
 func TestLockAll_badNames(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		_, err := c.LockAll(t.Context(), "a", "")
 		expectError(t, err, stile.ErrBadName)
@@ -401,9 +422,182 @@ func TestLockAll_badNames(t *testing.T) {
 	})
 }
 
+// LockAll waits for nothing in the store while it is not the head of all its local queues, and others of
+// the client do not pass it.
+// Promise: P3
+func TestLockAll_waitsLocallyWithoutEntries(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		held := lock(t, ann, "b")
+		all := lockAll(t.Context(), t, ann, "a", "b")
+		behind := wait(t.Context(), t, ann, "a")
+		w.expectLine("a")
+		w.expectLine("b", "ann")
+		behind.expectWaiting()
+		release(t, held)
+		m := all.expectHold()
+		behind.expectWaiting()
+		releaseAll(t, m)
+		release(t, behind.expectHoldNow())
+	})
+}
+
+// Two sets share two locks. Whichever joins first has both of them first.
+// Promise: P3, P7
+func TestLockAll_arrivalInOneStep(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		held := lock(t, ann, "b")
+		first := lockAll(t.Context(), t, bob, "a", "b")
+		second := lockAll(t.Context(), t, cid, "b", "a")
+		w.expectLine("a", "bob", "cid")
+		w.expectLine("b", "ann", "bob", "cid")
+		release(t, held)
+		m := first.expectHold()
+		second.expectWaiting()
+		releaseAll(t, m)
+		releaseAll(t, second.expectHold())
+	})
+}
+
+// A try of several locks that fails writes nothing, not even for a moment.
+func TestTryLockAll_writesNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		held := lock(t, bob, "b")
+		changes := 0
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go func() { _ = w.store.Watch(ctx, "a", func() { changes++ }) }()
+		synctest.Wait()
+		before := changes
+		_, err := ann.TryLockAll(t.Context(), "a", "b")
+		expectError(t, err, stile.ErrHeld)
+		synctest.Wait()
+		if changes != before {
+			t.Errorf("a failed try changed a free lock %d times", changes-before)
+		}
+		release(t, held)
+	})
+}
+
+// LockAll takes all locks with one request.
+func TestLockAll_oneRequest(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		release(t, lock(t, ann, "warm-up"))
+		requests := map[memstore.Op]int{}
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			requests[c.Op]++
+			return memstore.Fault{}
+		})
+		m := lockAll(t.Context(), t, ann, "a", "b", "c").expectHold()
+		w.heal()
+		if requests[memstore.EnqueueAll] != 1 || requests[memstore.Enqueue] != 0 {
+			t.Errorf("got %d requests to join several lines and %d to join one, want 1 and 0",
+				requests[memstore.EnqueueAll], requests[memstore.Enqueue])
+		}
+		releaseAll(t, m)
+	})
+}
+
+// The reply to the request that joins the lines is lost. The entries are removed, and the next call gets
+// the locks.
+// Promise: P5
+func TestLockAll_replyLost(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		release(t, lock(t, ann, "warm-up"))
+		w.faults(memstore.Fault{LoseReply: true}, []memstore.Op{memstore.EnqueueAll})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := ann.LockAll(ctx, "a", "b")
+		expectError(t, err, context.DeadlineExceeded)
+		w.heal()
+		w.expectLine("a")
+		w.expectLine("b")
+		releaseAll(t, lockAll(t.Context(), t, ann, "a", "b").expectHold())
+	})
+}
+
+// All locks are closed after holders that did not release them. LockAll waits for all delays at once.
+func TestLockAll_lockDelay(t *testing.T) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
+		const delay = time.Minute
+		delayed := func(o *stile.Options) { o.LockDelay = delay }
+		names := []string{"a", "b", "c"}
+		lockAll(t.Context(), t, w.client("ann", delayed), names...).expectHold()
+		for _, name := range names {
+			w.evict(name, "ann")
+		}
+		lost := time.Now()
+		next := lockAll(t.Context(), t, w.client("bob", delayed), names...)
+		<-next.done
+		waited, limit := time.Since(lost), delay+time.Second
+		if w.oneByOne {
+			limit = time.Duration(len(names))*delay + time.Second
+		}
+		if waited < delay || waited > limit {
+			t.Errorf("LockAll waited %v, want between %v and %v", waited, delay, limit)
+		}
+		releaseAll(t, next.expectHold())
+	})
+}
+
+// A name that is in use for another kind of lock fails LockAll, which names it.
+func TestLockAll_otherKind(t *testing.T) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		slot, err := bob.Semaphore("b", 2).Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*stile.Client{ann, bob} { // found in the store, and in the client
+			_, err = c.LockAll(t.Context(), "a", "b")
+			expectError(t, err, stile.ErrKind)
+			if !strings.Contains(err.Error(), `"b"`) {
+				t.Errorf("error %q does not name the lock", err)
+			}
+			synctest.Wait()
+			w.expectLine("a")
+		}
+		release(t, slot)
+	})
+}
+
+// The holder of one lock waits for LockAll, which has one of its locks and waits for that holder's. The graph
+// shows the cycle.
+func TestWaitGraph_lockAll(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		held := lock(t, ann, "b")
+		all := lockAll(t.Context(), t, bob, "a", "b")
+		ctx, cancel := context.WithCancel(held.Context())
+		defer cancel()
+		nested := wait(ctx, t, ann, "a")
+		time.Sleep(2 * time.Second)
+		g, err := ann.WaitGraph(t.Context(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(g.Cycles) != 1 || !slices.Equal(g.Cycles[0], []string{"a", "b"}) {
+			t.Errorf("got cycles %v, want one of a and b; waits %+v", g.Cycles, g.Waits)
+		}
+		cancel()
+		<-nested.done
+		release(t, held)
+		m := all.expectHold()
+		time.Sleep(2 * time.Second)
+		if g, err := ann.WaitGraph(t.Context(), ""); err != nil || len(g.Waits) > 0 {
+			t.Errorf("after the waits the graph is %+v, %v, want no waits", g, err)
+		}
+		releaseAll(t, m)
+	})
+}
+
 // Each of the locks is recognized as held.
 func TestLockAll_nested(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		m := lockAll(t.Context(), t, c, "a", "b").expectHold()
 		for _, name := range m.Names() {

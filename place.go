@@ -150,7 +150,7 @@ func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 			leaves = false
 			return hold, nil
 		case errors.Is(err, errRejoin):
-			p.queue.client.log(slog.LevelDebug, "joining the line again", slog.String("lock", p.queue.name), slog.Any("error", err))
+			p.queue.logRejoin(err)
 			continue
 		case errors.Is(err, errGaveUp) && t != nil && t.ticket != nil:
 			// The next place joins the line when this entry is out of it.
@@ -162,6 +162,10 @@ func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 		}
 		return nil, call.withCause(err)
 	}
+}
+
+func (q *queue) logRejoin(err error) {
+	q.client.log(slog.LevelDebug, "joining the line again", slog.String("lock", q.name), slog.Any("error", err))
 }
 
 // abandon removes the place from its queue, once the entry that it has entered and not used is

@@ -28,17 +28,15 @@ type queue struct {
 // try, if the place is not admitted at once.
 func (c *Client) join(name string, p *Place) error {
 	c.mu.Lock()
-	q := c.queues[name]
-	if q == nil {
-		q = &queue{client: c, name: name}
-		c.queues[name] = q
-	}
-	q.refs++
+	p.queue = c.queueLocked(name)
 	c.mu.Unlock()
-	p.queue = q
 
+	q := p.queue
 	q.mu.Lock()
-	err := q.joinLocked(p)
+	err := q.refusalLocked(p)
+	if err == nil {
+		q.appendLocked(p)
+	}
 	q.mu.Unlock()
 
 	if err != nil {
@@ -47,22 +45,73 @@ func (c *Client) join(name string, p *Place) error {
 	return err
 }
 
-func (q *queue) joinLocked(p *Place) error {
-	if len(q.line) > 0 && !line.SameKind(p.mode, q.line[0].mode) {
-		return &KindError{Mode: p.mode, Other: q.line[0].entry()}
+// joinAll is join for places with different names, sorted by name, in one step: no other place joins one
+// of their queues in between. If one of them cannot join, none does.
+func (c *Client) joinAll(names []string, places []*Place) (err error) {
+	c.mu.Lock()
+	for i, p := range places {
+		p.queue = c.queueLocked(names[i])
 	}
-	q.line = append(q.line, p)
-	q.admitLocked()
+	c.mu.Unlock()
+
+	for _, p := range places { // in the order of their names, so two calls do not lock each other out
+		p.queue.mu.Lock()
+	}
+	for i, p := range places {
+		if err = p.queue.refusalLocked(p); err != nil {
+			err = lockError(names[i], err)
+			break
+		}
+	}
+	for _, p := range places {
+		if err == nil {
+			p.queue.appendLocked(p)
+		}
+	}
+	for _, p := range places {
+		p.queue.mu.Unlock()
+	}
+
+	if err != nil {
+		for _, p := range places {
+			c.unref(p.queue)
+		}
+	}
+	return err
+}
+
+// queueLocked returns the queue of a name, for one more place.
+func (c *Client) queueLocked(name string) *queue {
+	q := c.queues[name]
+	if q == nil {
+		q = &queue{client: c, name: name}
+		c.queues[name] = q
+	}
+	q.refs++
+	return q
+}
+
+// refusalLocked returns the error of a place that may not join the queue, and nil if it may.
+func (q *queue) refusalLocked(p *Place) error {
 	switch {
-	case q.admittedCount == len(q.line):
-	case p.try:
-		q.line = q.line[:len(q.line)-1]
+	case len(q.line) == 0:
+		return nil
+	case !line.SameKind(p.mode, q.line[0].mode):
+		return &KindError{Name: q.name, Mode: p.mode, Other: q.line[0].entry()}
+	case p.try && (q.admittedCount < len(q.line) || !line.Admits(p.mode, modes(q.line))):
 		holder := q.line[0].entry()
 		return heldError(&store.HeldError{Name: q.name, Holder: &holder})
-	default:
-		q.contendedLocked()
 	}
 	return nil
+}
+
+// appendLocked appends a place to the queue.
+func (q *queue) appendLocked(p *Place) {
+	q.line = append(q.line, p)
+	q.admitLocked()
+	if q.admittedCount < len(q.line) {
+		q.contendedLocked()
+	}
 }
 
 // leave removes a place from its queue, if it is there, and admits the places that may follow.

@@ -32,9 +32,13 @@ type tenure struct {
 	cause    error
 	ahead    atomic.Int64 // entries that must leave before this one is admitted
 
+	// For an entry of a [set]: setLost is closed, by loseSet, when one of the set's entries is gone.
+	setLost <-chan struct{}
+	loseSet func()
+
 	// Guarded by the queue's mutex.
 	owner       Owner        // as others see it
-	acquiredAt  time.Time    // when the first hold was lent
+	acquiredAt  time.Time    // when the first hold was lent, or a set's entry was found admitted
 	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
@@ -84,10 +88,7 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	if t.session, err = t.queue.client.session(ctx); err != nil {
 		return err
 	}
-	t.owner.Since, t.owner.Obtained, t.owner.Waits = time.Now(), time.Time{}, nil
-	if try {
-		t.owner.Obtained = t.owner.Since // others see it only if the try succeeds
-	}
+	t.stampOwner(try)
 	t.ticket, err = t.session.Store().Enqueue(ctx, store.Request{
 		Name: t.queue.name, Mode: t.mode, Owner: t.owner, Try: try, Notify: t.notify,
 	})
@@ -101,6 +102,14 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 		t.watchBehind()
 	}
 	return err
+}
+
+// stampOwner sets the times of the owner for an entry that is about to join the line.
+func (t *tenure) stampOwner(try bool) {
+	t.owner.Since, t.owner.Obtained, t.owner.Waits = time.Now(), time.Time{}, nil
+	if try {
+		t.owner.Obtained = t.owner.Since // others see it only if the try succeeds
+	}
 }
 
 // requeueFrom puts the entry into the line in place of that of old, in one step.
@@ -124,6 +133,12 @@ func (t *tenure) await(ctx context.Context, try bool) error {
 		}
 		return err
 	}
+	t.subscribe()
+	return nil
+}
+
+// subscribe makes the tenure learn of the loss of its session. It is called before holds are lent.
+func (t *tenure) subscribe() {
 	cancelOnLoss := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) }) // at once if the session is already lost
 	t.queue.mu.Lock()
 	t.cancelOnLoss = cancelOnLoss
@@ -132,7 +147,6 @@ func (t *tenure) await(ctx context.Context, try bool) error {
 	if over {
 		cancelOnLoss()
 	}
-	return nil
 }
 
 // prepare does what must be done in the store between the admission and the first hold. On failure
@@ -149,13 +163,16 @@ func (t *tenure) prepare(ctx context.Context, try bool) error {
 	return nil
 }
 
-// wait waits until ch is closed, the entry is gone, its session is lost, or ctx ends.
+// wait waits until ch is closed, the entry or another one of its set is gone, its session is lost, or ctx
+// ends.
 func (t *tenure) wait(ctx context.Context, ch <-chan struct{}) error {
 	select {
 	case <-ch:
 		return nil
 	case <-t.gone:
 		return t.rejoinError(t.cause)
+	case <-t.setLost:
+		return t.rejoinError(errLostOne)
 	case <-t.session.Context().Done():
 		return t.rejoinError(context.Cause(t.session.Context()))
 	case <-ctx.Done():
@@ -183,6 +200,10 @@ func (t *tenure) withdraw() {
 	if t.ticket == nil {
 		return
 	}
+	t.queue.mu.Lock()
+	t.over = true
+	t.stopPublishingLocked()
+	t.queue.mu.Unlock()
 	t.unsubscribe()
 	ctx, cancel := context.WithTimeout(t.queue.client.life, withdrawTimeout)
 	defer cancel()
@@ -248,6 +269,9 @@ func (t *tenure) notify(st store.Standing) {
 	case store.Gone:
 		t.cause = st.Cause // safe without the mutex: the store does not call notify again
 		close(t.gone)
+		if t.loseSet != nil {
+			t.loseSet()
+		}
 		t.lose(t.reasonIn(st.Cause), st.Cause)
 	}
 }

@@ -12,11 +12,12 @@ import (
 )
 
 // announceWait publishes that the holds which ctx comes from wait for the lock name, once the wait has
-// lasted for publishAfter. The wait begins now; ended must be called when it ends. Deadlocks between
-// several locks last longer than that, and short waits cost no request.
-func announceWait(ctx context.Context, name string) (ended func()) {
+// lasted for publishAfter. The admitted tenures of others wait with them. The wait begins now; ended must
+// be called when it ends. Deadlocks between several locks last longer than that, and short waits cost no
+// request.
+func announceWait(ctx context.Context, name string, others ...*tenure) (ended func()) {
 	innermost := holdOf(ctx)
-	if innermost == nil {
+	if innermost == nil && len(others) == 0 {
 		return func() {}
 	}
 	wait := store.Wait{Name: name, Since: time.Now().Round(0)}
@@ -25,9 +26,16 @@ func announceWait(ctx context.Context, name string) (ended func()) {
 	timer := time.AfterFunc(publishAfter, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		for h := innermost; h != nil && !over; h = holdOf(h.started) {
-			if h.tenure.addWait(wait) {
-				announced = append(announced, h.tenure)
+		if over {
+			return
+		}
+		waiting := slices.Clone(others)
+		for h := innermost; h != nil; h = holdOf(h.started) {
+			waiting = append(waiting, h.tenure)
+		}
+		for _, t := range waiting {
+			if t.addWait(wait) {
+				announced = append(announced, t)
 			}
 		}
 	})
@@ -48,6 +56,9 @@ func (t *tenure) addWait(w store.Wait) bool {
 	defer t.queue.mu.Unlock()
 	if t.over {
 		return false
+	}
+	if t.acquiredAt.IsZero() {
+		t.acquiredAt = time.Now() // no hold is lent before the rest of the set is admitted
 	}
 	t.waits = append(t.waits, w)
 	t.publishWaitsLocked()

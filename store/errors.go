@@ -33,6 +33,8 @@ var (
 // A KindError is returned if the first entry of the line is of another kind than the requested one;
 // see [line.SameKind]. It matches [ErrKind].
 type KindError struct {
+	// Name is the lock's name.
+	Name string
 	// Mode is the requested mode.
 	Mode line.Mode
 	// Other is the entry that shows the line's kind: the first one, or the first of those that the

@@ -304,6 +304,25 @@ type Capabilities struct {
 	// after a later call has succeeded. SetLimit is nil if the store has no such limits; otherwise it
 	// requires SharedModes.
 	SetLimit func(ctx context.Context, name string, limit int) error
+	// EnqueueAll makes a call of [Session.Enqueue] for each of the requests, all in one step: the first
+	// entry joins its line at the same moment as the last one. So if two calls share names, the entries of
+	// one of them are ahead in all the lines that they share. The requests have different names and the
+	// same Try, and all are exclusive. A session that another store has opened is an error.
+	//
+	// On success the tickets are in the order of the requests. From then on each entry stands for itself:
+	// it is admitted, withdrawn or gone without regard to the others. But no later entry is
+	// admitted before one of these, even if their client cannot be reached. A store that otherwise lets
+	// others pass such a client waits here until the entry is gone with its session.
+	//
+	// On failure no entry of the call will ever be admitted, as after a failed Enqueue. A [*KindError] or
+	// [*HeldError] names one of the locks. If another client has removed some of the entries before the
+	// call returned, the error matches [ErrGone]. If there are more requests than the
+	// store can handle in one step, the error says how many it can.
+	//
+	// EnqueueAll is nil if the store has no such step: then a client takes several locks one
+	// after another. It is set on a store for all clients or for none, because callers of the two kinds can
+	// deadlock.
+	EnqueueAll func(ctx context.Context, session Session, requests []Request) ([]Ticket, error)
 	// MinTTL and MaxTTL are the limits of a session's TTL. A store that learns its limits from the
 	// server returns the widest ones here, and the server's in the error of Open. A client of the
 	// root package also has its own maximum, stile.MaxTTL.

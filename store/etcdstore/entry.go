@@ -182,7 +182,7 @@ func (a insertion) otherKind(e *entry) error {
 	if len(ahead) == 0 || line.SameKind(e.req.Mode, ahead[0].Mode) {
 		return nil
 	}
-	return &store.KindError{Mode: e.req.Mode, Other: storeEntry(ahead[0])}
+	return &store.KindError{Name: e.req.Name, Mode: e.req.Mode, Other: storeEntry(ahead[0])}
 }
 
 func (a insertion) blocking(e *entry) int {
@@ -397,13 +397,17 @@ func (e *entry) readLimit(ctx context.Context, a *insertion) (err error) {
 	return err
 }
 
-// abortEnqueue deletes the entry, if it was inserted, and writes the epoch key, so that no attempt
-// still in flight can insert it. It retries until it succeeds or the session has ended, which has
-// the same effect.
+// abortEnqueue deletes the entry, if it was inserted; see [session.abortInsert].
 func (e *entry) abortEnqueue() {
-	se := e.session
-	epoch := se.epochKey()
 	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
+	e.session.abortInsert(e.req.Name, []clientv3.Cmp{mine}, clientv3.OpDelete(e.key))
+}
+
+// abortInsert deletes entries, if the conditions hold, and writes the epoch key, so that no attempt still
+// in flight can insert them. It retries until it succeeds or the session has ended, which has the same
+// effect.
+func (se *session) abortInsert(names string, conditions []clientv3.Cmp, deletes ...clientv3.Op) {
+	epoch := se.epochKey()
 	bumpEpoch := clientv3.OpPut(epoch, epochValue, clientv3.WithLease(se.lease))
 	getEpoch := clientv3.OpGet(epoch, clientv3.WithKeysOnly())
 	life := se.life.Context()
@@ -411,8 +415,8 @@ func (e *entry) abortEnqueue() {
 		var resp *clientv3.TxnResponse
 		err := se.store.attempt(life, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).
-				If(mine).
-				Then(bumpEpoch, getEpoch, clientv3.OpDelete(e.key)).
+				If(conditions...).
+				Then(append([]clientv3.Op{bumpEpoch, getEpoch}, deletes...)...).
 				Else(bumpEpoch, getEpoch).
 				Commit()
 			return err
@@ -426,12 +430,12 @@ func (e *entry) abortEnqueue() {
 			if errors.Is(err, rpctypes.ErrNoSpace) {
 				// Deleting needs no space, and attempts in flight fail for want of it. The epoch key is written later.
 				_ = se.store.attempt(life, func(ctx context.Context) error {
-					_, err := se.store.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(e.key)).Commit()
+					_, err := se.store.cli.Txn(ctx).If(conditions...).Then(deletes...).Commit()
 					return err
 				})
 			}
 			se.store.logger.LogAttrs(life, slog.LevelWarn, "could not remove the entry of a failed request; retrying",
-				slog.String("lock", e.req.Name), slog.Any("error", err))
+				slog.String("lock", names), slog.Any("error", err))
 		}
 		return err
 	})

@@ -77,8 +77,8 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true,
 		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
-		SetLimit: s.setLimit,
-		MinTTL:   MinTTL, MaxTTL: MaxTTL,
+		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

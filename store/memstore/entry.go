@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stilelock/stile/line"
@@ -32,33 +33,71 @@ type entry struct {
 }
 
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	s := se.store
-	var e *entry
-	err := se.request(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, func() error {
-		if err := se.aliveLocked(); err != nil {
-			return err
-		}
-		if others := s.readLocked(req.Name).Entries; len(others) > 0 && !line.SameKind(req.Mode, others[0].Mode) {
-			return &store.KindError{Mode: req.Mode, Other: others[0]}
-		}
-		e = se.addLocked(req)
-		if req.Try && e.standingLocked().State != store.Admitted {
-			holder := s.blockerLocked(e)
-			s.removeLocked(e, nil)
-			return &store.HeldError{Name: req.Name, Holder: &holder}
-		}
-		for _, other := range s.lines[req.Name] {
-			other.notifyContendedLocked()
-		}
-		e.delivery.Begin()
-		s.deliverLocked(e)
-		s.changedLocked(req.Name)
-		return nil
-	}, func() { _ = e.withdraw() })
+	tickets, err := se.enqueue(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, []store.Request{req})
 	if err != nil {
 		return nil, err
 	}
-	return e, nil
+	return tickets[0], nil
+}
+
+// enqueue adds an entry for each of the requests, in one step, or none.
+func (se *session) enqueue(ctx context.Context, c Call, reqs []store.Request) ([]store.Ticket, error) {
+	s := se.store
+	var added []*entry
+	remove := func() {
+		for _, e := range added {
+			_ = e.withdraw()
+		}
+	}
+	err := se.request(ctx, c, func() error {
+		if err := se.aliveLocked(); err != nil {
+			return err
+		}
+		for _, req := range reqs {
+			if err := s.refusalLocked(req); err != nil {
+				return err
+			}
+		}
+		for _, req := range reqs {
+			added = append(added, se.addLocked(req))
+		}
+		for _, e := range added {
+			for _, other := range s.lines[e.req.Name] {
+				other.notifyContendedLocked()
+			}
+			e.delivery.Begin()
+			s.deliverLocked(e)
+			s.changedLocked(e.req.Name)
+		}
+		return nil
+	}, remove)
+	if err != nil {
+		return nil, err
+	}
+	tickets := make([]store.Ticket, 0, len(added))
+	for _, e := range added {
+		tickets = append(tickets, e)
+	}
+	return tickets, nil
+}
+
+// refusalLocked returns the error of a request that cannot be carried out, and nil if it can.
+func (s *Store) refusalLocked(req store.Request) error {
+	others := s.readLocked(req.Name).Entries
+	if len(others) > 0 && !line.SameKind(req.Mode, others[0].Mode) {
+		return &store.KindError{Name: req.Name, Mode: req.Mode, Other: others[0]}
+	}
+	ahead := make([]line.Mode, 0, len(others))
+	for _, other := range others {
+		ahead = append(ahead, other.Mode)
+	}
+	if !req.Try || line.Admits(req.Mode.Within(s.limits[req.Name]), ahead) {
+		return nil
+	}
+	// The holder to name is the first entry that alone would block this one, or the first of all if it
+	// takes several.
+	holder := others[max(0, slices.IndexFunc(ahead, func(m line.Mode) bool { return !line.Admits(req.Mode, []line.Mode{m}) }))]
+	return &store.HeldError{Name: req.Name, Holder: &holder}
 }
 
 // addLocked adds an entry at the end of its line. Nothing is delivered to its owner yet.

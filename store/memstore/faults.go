@@ -14,6 +14,7 @@ const (
 	Open        Op = "open"         // open a session
 	Confirm     Op = "confirm"      // renew a session
 	Enqueue     Op = "enqueue"      // join a line
+	EnqueueAll  Op = "enqueue all"  // join several lines in one step
 	Mark        Op = "mark"         // leave a marker for an entry, or read those of others
 	SetOwner    Op = "set owner"    // change the owner of an entry
 	Downgrade   Op = "downgrade"    // make an exclusive entry shared
@@ -34,7 +35,8 @@ type Call struct {
 	Op Op
 	// Session is the id of the session that makes the call or is notified; empty if there is none.
 	Session string
-	// Name is the lock's name, or the prefix of a read or watch; empty if there is none.
+	// Name is the lock's name, or the prefix of a read or watch; empty if there is none. For EnqueueAll it
+	// is all names, with a space between them.
 	Name string
 }
 

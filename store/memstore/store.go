@@ -52,8 +52,8 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
 		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
-		SetLimit: s.setLimit,
-		MinTTL:   MinTTL, MaxTTL: MaxTTL,
+		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
@@ -172,18 +172,6 @@ func (s *Store) admitLocked(name string) {
 		e := s.lines[name][i]
 		e.admitted = e.admitted || admitted
 	}
-}
-
-// blockerLocked returns the entry to name as the holder when e is not admitted: the first one that
-// alone would block it, or the first in the line if it takes several.
-func (s *Store) blockerLocked(e *entry) store.Entry {
-	entries := s.readLocked(e.req.Name).Entries
-	for _, other := range entries {
-		if other.Order < e.order && !line.Admits(e.req.Mode, []line.Mode{other.Mode}) {
-			return other
-		}
-	}
-	return entries[0]
 }
 
 // removeLocked removes an entry and admits the next ones. If cause is not nil, the entry's owner is

@@ -234,7 +234,7 @@ func (e *entry) kindError(first *store.Entry) error {
 	if first == nil {
 		return errors.New("unexpected script reply: the line is of another kind, but has no entries")
 	}
-	return &store.KindError{Mode: e.req.Mode, Other: *first}
+	return &store.KindError{Name: e.req.Name, Mode: e.req.Mode, Other: *first}
 }
 
 // firstEntry returns the first entry of the line, from the script's reply to an entry that it

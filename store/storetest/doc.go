@@ -47,7 +47,8 @@
 //   - [Fencing]: the topics order and break, and the tests in other topics that break an entry;
 //   - [ReleaseAfter], [Markers], [OwnerUpdates], [Downgrades] and [Contention]: the topics outlast,
 //     marker, owner, downgrade and contended;
-//   - [Requeue], [SlotNumbers] and [Limits]: the topics requeue, numbers and limit;
+//   - [Requeue], [SlotNumbers], [Limits] and [EnqueueAll]: the topics requeue, numbers, limit and
+//     enqueueall;
 //   - [ExactAhead]: the test that counts each change of [store.Standing.Ahead];
 //   - [WaitersOrders]: the test that breaks a waiter;
 //   - [Cut]: the topic outage, and the tests in other topics that need an outage.

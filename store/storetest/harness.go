@@ -71,6 +71,7 @@ const (
 	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
 	Requeue       Ability = "replacing an entry by one at the end of the line (Capabilities.Requeue)"
 	SlotNumbers   Ability = "numbers of slots (Capabilities.SlotNumbers)"
+	EnqueueAll    Ability = "joining several lines in one step (Capabilities.EnqueueAll)"
 	Limits        Ability = "the operator's limit of slots (Capabilities.SetLimit)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
@@ -95,6 +96,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Requeue, caps.Requeue},
 		{SlotNumbers, caps.SlotNumbers},
 		{Limits, caps.SetLimit != nil},
+		{EnqueueAll, caps.EnqueueAll != nil},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
 		{Cut, h.Cut != nil},
@@ -168,6 +170,7 @@ func Run(t *testing.T, h Harness) {
 		{"requeue", requeue, []Ability{Fair, Requeue}},
 		{"numbers", numbers, []Ability{SharedModes, Fencing, SlotNumbers}},
 		{"limit", limits, []Ability{SharedModes, Limits}},
+		{"enqueueall", enqueueAll, []Ability{Fair, EnqueueAll}},
 		{"concurrency", concurrency, nil},
 		{"sessions", sessions, nil},
 		{"outage", outage, []Ability{Cut}},

@@ -3,6 +3,8 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/stilelock/stile/store"
@@ -41,6 +43,20 @@ func (r *renamed) Capabilities() store.Capabilities {
 	if inner.SetLimit != nil {
 		c.SetLimit = func(ctx context.Context, name string, limit int) error {
 			return inner.SetLimit(ctx, r.prefix+name, limit)
+		}
+	}
+	if inner.EnqueueAll != nil {
+		c.EnqueueAll = func(ctx context.Context, session store.Session, requests []store.Request) ([]store.Ticket, error) {
+			se, ok := session.(*renamedSession)
+			if !ok {
+				return nil, fmt.Errorf("storetest: session %s was not opened by this store", session.ID())
+			}
+			inRenamed := slices.Clone(requests)
+			for i := range inRenamed {
+				inRenamed[i].Name = r.prefix + inRenamed[i].Name
+			}
+			tickets, err := inner.EnqueueAll(ctx, se.Session, inRenamed)
+			return tickets, se.rename(err)
 		}
 	}
 	return c
@@ -84,8 +100,16 @@ type renamedSession struct {
 func (s *renamedSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	req.Name = s.prefix + req.Name
 	t, err := s.Session.Enqueue(ctx, req)
+	return t, s.rename(err)
+}
+
+// rename returns the error with the name that the caller knows.
+func (s *renamedSession) rename(err error) error {
 	if held, ok := errors.AsType[*store.HeldError](err); ok {
-		err = &store.HeldError{Name: strings.TrimPrefix(held.Name, s.prefix), Holder: held.Holder}
+		return &store.HeldError{Name: strings.TrimPrefix(held.Name, s.prefix), Holder: held.Holder}
 	}
-	return t, err
+	if kind, ok := errors.AsType[*store.KindError](err); ok {
+		return &store.KindError{Name: strings.TrimPrefix(kind.Name, s.prefix), Mode: kind.Mode, Other: kind.Other}
+	}
+	return err
 }

@@ -20,9 +20,11 @@ func sessions(s suite) {
 			t.Errorf("MinTTL is %v and MaxTTL %v, want a range with the harness's TTL %v", caps.MinTTL, caps.MaxTTL, w.h.TTL)
 		}
 		again := w.stores[0].Capabilities()
-		functions := [2]bool{caps.ClearMarks != nil, caps.SetLimit != nil} // they cannot be compared
-		functionsAgain := [2]bool{again.ClearMarks != nil, again.SetLimit != nil}
-		caps.ClearMarks, again.ClearMarks, caps.SetLimit, again.SetLimit = nil, nil, nil, nil
+		// Functions cannot be compared.
+		functions := [3]bool{caps.ClearMarks != nil, caps.SetLimit != nil, caps.EnqueueAll != nil}
+		functionsAgain := [3]bool{again.ClearMarks != nil, again.SetLimit != nil, again.EnqueueAll != nil}
+		caps.ClearMarks, caps.SetLimit, caps.EnqueueAll = nil, nil, nil
+		again.ClearMarks, again.SetLimit, again.EnqueueAll = nil, nil, nil
 		if functions != functionsAgain || !reflect.DeepEqual(caps, again) {
 			t.Errorf("the capabilities changed from %+v, functions %v, to %+v, %v", caps, functions, again, functionsAgain)
 		}

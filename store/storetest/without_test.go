@@ -15,6 +15,7 @@ func TestHarness_withoutMustBeExact(t *testing.T) {
 	all := store.Capabilities{
 		Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
 		Requeue:    true,
+		EnqueueAll: func(context.Context, store.Session, []store.Request) ([]store.Ticket, error) { return nil, nil },
 		SetLimit:   func(context.Context, string, int) error { return nil },
 		ClearMarks: func(context.Context, string, []uint64) error { return nil },
 	}

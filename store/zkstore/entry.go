@@ -232,7 +232,7 @@ func (e *entry) kindErr(ctx context.Context, first listedEntry) error {
 	if err != nil {
 		other = store.Entry{Mode: first.mode, Foreign: !first.ours()}
 	}
-	return &store.KindError{Mode: e.req.Mode, Other: other}
+	return &store.KindError{Name: e.req.Name, Mode: e.req.Mode, Other: other}
 }
 
 // createNode repeats the creation of the node until an attempt is answered. It returns a listing of

@@ -25,7 +25,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), downgradeBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), enqueueAllBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -42,6 +42,7 @@ type wholeStore struct {
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
 	clearMarks   func(ctx context.Context, name string, orders []uint64) error
 	setLimit     func(ctx context.Context, name string, limit int) error
+	enqueueAll   func(ctx context.Context, se store.Session, reqs []store.Request) ([]store.Ticket, error)
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -54,6 +55,16 @@ func (s wholeStore) Capabilities() store.Capabilities {
 	}
 	if s.setLimit != nil {
 		c.SetLimit = s.setLimit
+	}
+	inner := c.EnqueueAll
+	if s.enqueueAll != nil {
+		inner = s.enqueueAll
+	}
+	c.EnqueueAll = func(ctx context.Context, se store.Session, reqs []store.Request) ([]store.Ticket, error) {
+		if wrapped, ok := se.(session); ok {
+			se = wrapped.Session
+		}
+		return inner(ctx, se, reqs)
 	}
 	return c
 }

@@ -45,7 +45,7 @@ func kindBugs() []Bug {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
 					if errors.Is(err, store.ErrKind) {
-						return nil, &store.KindError{Mode: req.Mode}
+						return nil, &store.KindError{Name: req.Name, Mode: req.Mode}
 					}
 					return t, err
 				})
@@ -65,7 +65,7 @@ func kindBugs() []Bug {
 					}
 					mu.Unlock()
 					if !line.SameKind(mode, req.Mode) {
-						return nil, &store.KindError{Mode: req.Mode, Other: store.Entry{Mode: mode}}
+						return nil, &store.KindError{Name: req.Name, Mode: req.Mode, Other: store.Entry{Mode: mode}}
 					}
 					return inner.Enqueue(ctx, req)
 				})
@@ -83,7 +83,7 @@ func kindBugs() []Bug {
 					time.Sleep(time.Millisecond)
 					for _, l := range lines {
 						if l.Name != lineOfKind(req) && strings.HasPrefix(l.Name, req.Name) {
-							return nil, &store.KindError{Mode: req.Mode, Other: l.Entries[0]}
+							return nil, &store.KindError{Name: req.Name, Mode: req.Mode, Other: l.Entries[0]}
 						}
 					}
 					req.Name = lineOfKind(req)
