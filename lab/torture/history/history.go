@@ -57,6 +57,8 @@ type Offers struct {
 	Proof bool `json:"proof"`
 	// Fair: locks are granted in the order of arrival at the store.
 	Fair bool `json:"fair"`
+	// Sets: a call for several locks arrives at all of them in one step.
+	Sets bool `json:"sets,omitempty"`
 }
 
 // Event is one line of a history after the first. Exactly one of its pointers is set.

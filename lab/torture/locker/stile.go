@@ -46,7 +46,7 @@ func HoldOf(h *stile.Hold) Hold { return stileHold{h} }
 
 func (l *stileLocker) Offers() history.Offers {
 	caps := l.conn.Store.Capabilities()
-	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair}
+	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair, Sets: caps.EnqueueAll != nil}
 }
 
 func (l *stileLocker) Lock(ctx context.Context, name string) (Hold, error) {

@@ -282,7 +282,8 @@ func (j *judge) judgeLocks() {
 		}
 		found = append(found, findNumbersTwice(lock, held, j.Run.Offers)...)
 		if j.Run.Offers.Fair {
-			found = append(found, findOvertaken(lock, waits[lock], held, j.Run.TTL, j.quiet)...)
+			inLine := slices.DeleteFunc(slices.Clone(waits[lock]), func(w *Wait) bool { return w.Set != "" && !j.Run.Offers.Sets })
+			found = append(found, findOvertaken(lock, inLine, held, j.Run.TTL, j.quiet)...)
 		}
 		found = append(found, findForgotten(lock, waits[lock], held, 3*j.maxGrantDelay(), j.End)...)
 		j.Violations = append(j.Violations, found...)
