@@ -134,6 +134,7 @@ func newIndex(h *history.History) *index {
 			}
 		}
 	}
+	slices.SortStableFunc(l.observed, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
 	return l
 }

@@ -557,6 +557,9 @@ func findGaps(calls []*Wait, holds []*Hold, end int64) []gap {
 		if i < len(holds) {
 			next = holds[i].Return
 		}
+		if i > 0 {
+			free = max(free, holds[i-1].Return) // the next slot may have been free earlier
+		}
 		for _, w := range want {
 			if from, to := max(free, w.Call), min(next, w.Return); from < to {
 				found = append(found, gap{from, to})
