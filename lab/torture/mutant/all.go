@@ -322,24 +322,32 @@ func All() []Mutant {
 				},
 			},
 			Cluster: "etcd", Workload: "several-names", Faults: "none",
-			CaughtBy: []string{verdict.RuleCycle},
+			CaughtBy: []string{verdict.RuleOvertaken, verdict.RuleForgotten}, // others still get these locks
 		},
 		{
 			Name:   "set-entries-one-by-one",
-			Breaks: "a call for several locks adds all entries in one step of the store: here one after another",
-			Edits: []Edit{{
-				"set.go",
-				"tickets, err := s.client.caps.EnqueueAll(s.call.ctx, session.Store(), requests)\n",
-				`var tickets []store.Ticket
-	for _, r := range requests {
+			Breaks: "a call for several locks adds all entries in one step of the store: here one after another, in any order",
+			Edits: []Edit{
+				{"set.go", "import (\n", "import (\n\t\"math/rand/v2\"\n"},
+				{
+					"set.go",
+					"	tickets, err := s.client.caps.EnqueueAll(s.call.ctx, session.Store(), requests)\n",
+					`	tickets := make([]store.Ticket, len(requests))
+	for _, i := range rand.Perm(len(requests)) {
 		var one []store.Ticket
-		if one, err = s.client.caps.EnqueueAll(s.call.ctx, session.Store(), []store.Request{r}); err != nil {
+		if one, err = s.client.caps.EnqueueAll(s.call.ctx, session.Store(), requests[i:i+1]); err != nil {
+			for _, t := range tickets {
+				if t != nil {
+					_ = t.Withdraw(s.call.ctx)
+				}
+			}
 			break
 		}
-		tickets = append(tickets, one...)
+		tickets[i] = one[0]
 	}
 `,
-			}},
+				},
+			},
 			Cluster: "etcd", Workload: "several-names", Faults: "none",
 			CaughtBy: []string{verdict.RuleCycle},
 		},
