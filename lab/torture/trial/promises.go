@@ -37,7 +37,7 @@ func promised(load, cluster string, faults []nemesis.Fault) []string {
 		add(!redlock, verdict.ReachReader)
 	}
 	for _, f := range faults {
-		for _, name := range slices.Sorted(slices.Values(reachedBy(f.Name))) {
+		for _, name := range reachedBy(f.Name) {
 			switch {
 			case slices.Contains(all, name):
 			case name != verdict.ReachSetLost:
