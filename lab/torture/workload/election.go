@@ -62,7 +62,7 @@ func (s *sequence) campaign(ctx context.Context, e *stile.Election) error {
 			sleep(ctx, s.randomUpTo(maxThinkTime))
 			return err
 		}
-		t, _ = s.yield(ctx, t, l.Hold, *a, func(_ *stile.Hold, ctx context.Context) (*stile.Hold, error) {
+		t = s.yield(ctx, t, l.Hold, *a, func(_ *stile.Hold, ctx context.Context) (*stile.Hold, error) {
 			next, err := l.Yield(ctx)
 			if err != nil {
 				return nil, err

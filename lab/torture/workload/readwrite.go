@@ -49,7 +49,7 @@ func (s *sequence) readWrite(ctx context.Context) error {
 			break
 		}
 		err = t.work(ctx, 1, 0)
-		if t, _ = s.yield(ctx, t, h, *write, (*stile.Hold).Yield); t != nil {
+		if t = s.yield(ctx, t, h, *write, (*stile.Hold).Yield); t != nil {
 			err = errors.Join(err, s.workAndRelease(ctx, t, 1, 0))
 		}
 	case 3:
@@ -106,7 +106,7 @@ func (s *sequence) workAndDowngrade(ctx context.Context, t *activeHold, h *stile
 // has the lock and the mode.
 func (s *sequence) yield(ctx context.Context, t *activeHold, h *stile.Hold, a history.Acquire,
 	yieldHold func(*stile.Hold, context.Context) (*stile.Hold, error),
-) (*activeHold, *stile.Hold) {
+) *activeHold {
 	e := t.beginEnd()
 	a = history.Acquire{Lock: a.Lock, Mode: a.Mode, Grant: s.newGrant(), Yielded: t.grant, Call: history.Now()}
 	s.say(history.Event{At: a.Call, Asked: &history.Asked{Lock: a.Lock, Grant: a.Grant, Mode: a.Mode}})
@@ -116,7 +116,7 @@ func (s *sequence) yield(ctx context.Context, t *activeHold, h *stile.Hold, a hi
 	case err == nil:
 		t.recordEnd(e, a.Return, history.OK, nil)
 		a.Outcome = history.OK
-		return s.startHold(&a, locker.HoldOf(next)), next
+		return s.startHold(&a, locker.HoldOf(next))
 	case errors.Is(err, stile.ErrLost):
 		t.recordEnd(e, a.Return, history.Failed, err)
 	default:
@@ -124,5 +124,5 @@ func (s *sequence) yield(ctx context.Context, t *activeHold, h *stile.Hold, a hi
 	}
 	fail(ctx, &a, err)
 	s.say(history.Event{At: a.Return, Acquire: &a})
-	return nil, nil
+	return nil
 }
