@@ -46,3 +46,13 @@ func (l Locker) With(opts LockOptions) Locker {
 
 // Cycles exports cycles.
 var Cycles = cycles
+
+// HoldOf returns the hold of one of the locks.
+func (m *MultiHold) HoldOf(name string) *Hold {
+	for _, h := range m.holds {
+		if h.Name() == name {
+			return h
+		}
+	}
+	return nil
+}

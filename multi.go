@@ -136,14 +136,13 @@ func (m *MultiHold) begin(ctx context.Context) error {
 	return nil
 }
 
-// withHolds returns ctx with the values of the last hold's context, and so of all the holds'. By these
-// a nested Lock recognizes them.
+// withHolds returns a context that comes from the last hold, and so from all of them: see outerHold. It has
+// no other values of theirs.
 func (m *MultiHold) withHolds(ctx context.Context) context.Context {
 	if len(m.holds) == 0 {
 		return ctx
 	}
-	last := m.holds[len(m.holds)-1]
-	return valuesContext{ctx, context.WithoutCancel(last.Context())}
+	return holdContext{ctx, m.holds[len(m.holds)-1]}
 }
 
 // giveUp releases what a failed attempt has taken.

@@ -18,7 +18,7 @@ import (
 //   - Then it adds fresh entries for all names in one step of the store.
 //   - If it loses one of them while it waits, it withdraws all, and adds fresh ones in one step.
 //
-// So an entry waits only for entries with smaller orders, and whoever waits locally has none.
+// So an entry waits only for entries with smaller orders, and a place that waits locally has none.
 type set struct {
 	client *Client
 	places []*Place // sorted by name
@@ -245,10 +245,8 @@ func (m *MultiHold) deliver(holds []*Hold) (err error) {
 			h.giveUp()
 		}
 	}()
-	for i, h := range holds {
-		if i > 0 {
-			h.place.attempt.ctx = holdContext{h.place.attempt.ctx, holds[i-1]} // see outerHold
-		}
+	for _, h := range holds {
+		h.place.attempt.ctx = m.withHolds(h.place.attempt.ctx)
 		if !h.deliver() {
 			return fmt.Errorf("%w: %w", errLostOne, h.Err())
 		}

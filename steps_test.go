@@ -11,6 +11,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -20,21 +21,26 @@ import (
 //
 // In each script three callers of one process and one of another lock the same name one after
 // another, hold it for a second and release it. In some, the second and the last caller yield it and
-// hold it for another second before that.
+// hold it for another second before that. In others, all but the second caller lock two names at once.
 // Promise: P5
 func TestQueue_failureAtEachStep(t *testing.T) {
 	const numbered = "numbered slots"
+	const together, oneByOne = "two names in one step", "two names one by one"
+	exclusive := [4]line.Mode{line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive}
 	scripts := map[string][4]line.Mode{
-		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
+		"exclusive":        exclusive,
 		"readers":          {line.Shared, line.Shared, line.Shared, line.Exclusive},
 		"a writer between": {line.Shared, line.Exclusive, line.Shared, line.Shared},
 		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
 		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
 		numbered:           {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
 
-		"a yield":            {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
+		"a yield":            exclusive,
 		"a yield of readers": {line.Shared, line.Shared, line.Exclusive, line.Exclusive},
 		"a yield of slots":   {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
+
+		together: exclusive,
+		oneByOne: exclusive,
 	}
 	yields := map[string]bool{"a yield": true, "a yield of readers": true, "a yield of slots": true}
 	for what, modes := range scripts {
@@ -43,7 +49,10 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 				steps := 0
 				for _, reply := range []bool{false, true} {
 					for step := 1; ; step++ {
-						p := &trial{modes: modes, yields: yields[what], numbered: what == numbered, failure: failure, step: step, reply: reply}
+						p := &trial{
+							modes: modes, yields: yields[what], numbered: what == numbered, sets: what == together || what == oneByOne,
+							oneByOne: what == oneByOne, failure: failure, step: step, reply: reply,
+						}
 						synctest.Test(t, p.run)
 						if t.Failed() {
 							t.Fatalf("checks failed for the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
@@ -140,6 +149,8 @@ type trial struct {
 	modes    [4]line.Mode
 	yields   bool // the second and the last caller yield
 	numbered bool // the holds have slot numbers
+	sets     bool // all but the second caller lock another name too
+	oneByOne bool // on a store that has no step for that
 	failure  failure
 	step     int  // the message at which the failure happens
 	reply    bool // it happens while the reply is in flight
@@ -198,6 +209,12 @@ func (p *trial) run(t *testing.T) {
 			l = l.Numbered()
 		}
 		all.Go(func() {
+			if p.sets && i != 1 {
+				if err := p.doWithTwo(ctxs[i], c, i); err != nil && !p.failure.mayFail(p, i, err) {
+					t.Errorf("caller %d: %v", i, err)
+				}
+				return
+			}
 			if err := p.doWithLock(ctxs[i], l, p.yields && i%2 == 1); err != nil && !p.failure.mayFail(p, i, err) {
 				t.Errorf("caller %d: %v", i, err)
 			}
@@ -225,8 +242,10 @@ func (p *trial) checkEnd(other *stile.Client) {
 	if n := p.client.Queues(); n != 0 {
 		p.t.Errorf("got %d queues at the end, want 0", n)
 	}
-	if l, err := p.store.Line(p.t.Context(), "a"); err != nil || len(l.Entries) != 0 {
-		p.t.Errorf("line at the end: got %+v, %v, want no entries", l, err)
+	for _, name := range []string{"a", "c"} {
+		if l, err := p.store.Line(p.t.Context(), name); err != nil || len(l.Entries) != 0 {
+			p.t.Errorf("line at the end: got %+v, %v, want no entries", l, err)
+		}
 	}
 	for _, c := range []*stile.Client{p.client, other} {
 		if err := c.Close(context.Background()); err != nil {
@@ -243,7 +262,11 @@ func (p *trial) checkEnd(other *stile.Client) {
 }
 
 func (p *trial) openClient(opts *stile.Options) *stile.Client {
-	c, err := stile.New(p.store, opts)
+	var st store.Store = p.store
+	if p.oneByOne {
+		st = oneByOneStore{p.store}
+	}
+	c, err := stile.New(st, opts)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -270,6 +293,33 @@ func (p *trial) doWithLock(caller context.Context, l stile.Locker, yields bool) 
 		}
 		return err
 	})
+}
+
+// doWithTwo is doWithLock for the names a and c, in an order that depends on the caller.
+func (p *trial) doWithTwo(ctx context.Context, c *stile.Client, caller int) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = r.(error)
+		}
+	}()
+	names := []string{"a", "c"}
+	if caller > 0 {
+		slices.Reverse(names)
+	}
+	m, err := c.LockAll(ctx, names...)
+	if err != nil {
+		return err
+	}
+	released := false
+	defer func() {
+		if !released { // the release panicked
+			_ = m.Release(ctx)
+		}
+	}()
+	p.holdForASecond(m.HoldOf("a"))
+	err = m.Release(ctx)
+	released = true
+	return err
 }
 
 func (p *trial) holdForASecond(h *stile.Hold) {

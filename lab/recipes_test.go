@@ -64,6 +64,7 @@ func TestRecipes_tableOfStores(t *testing.T) {
 		{"fencing tokens", func(c store.Capabilities) bool { return c.Fencing }},
 		{"`Contended`", func(c store.Capabilities) bool { return c.Contention }},
 		{"`Yield` in one step", func(c store.Capabilities) bool { return c.Requeue }},
+		{"`LockAll` in one step", func(c store.Capabilities) bool { return c.EnqueueAll != nil }},
 		{"`Numbered`", func(c store.Capabilities) bool { return c.SlotNumbers }},
 		{"`Resize`", func(c store.Capabilities) bool { return c.SetLimit != nil }},
 		{"`ReleaseAfter`", func(c store.Capabilities) bool { return c.ReleaseAfter }},

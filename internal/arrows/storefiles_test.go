@@ -26,7 +26,7 @@ var (
 		"Watch":   "watch.go",
 		"refused": "retry.go", "retry": "retry.go", "retryBounded": "retry.go",
 		"withdrawAfter": "outlast.go", "setOwner": "owner.go", "downgrade": "downgrade.go", "mark": "marker.go", "clearMarks": "marker.go",
-		"notifyContended": "contended.go", "requeue": "requeue.go", "claimNumber": "number.go", "setLimit": "limit.go",
+		"notifyContended": "contended.go", "requeue": "requeue.go", "claimNumber": "number.go", "setLimit": "limit.go", "enqueueAll": "enqueueall.go",
 	}
 )
 

@@ -125,6 +125,13 @@ func TestACL_documentedSuffices(t *testing.T) {
 			}
 		}
 	}
+	both, err := tryEnqueueAll(t.Context(), st, open(t, st, longTTL), false, newName(t), newName(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range both {
+		e.await(t, store.Admitted)
+	}
 	<-changes
 	stop()
 	<-watched

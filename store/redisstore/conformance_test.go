@@ -55,6 +55,6 @@ func TestStore_conformsOnCluster(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   2 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Markers, storetest.Cut},
+		Without: []storetest.Ability{storetest.Markers, storetest.EnqueueAll, storetest.Cut},
 	})
 }

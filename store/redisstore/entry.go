@@ -54,7 +54,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return nil, err
 	}
 	op := "join the line"
-	e, err := se.newEntry(req)
+	e, err := se.newEntry(req, "")
 	if err != nil {
 		return nil, se.store.wrapErr(op, err)
 	}
@@ -77,20 +77,25 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	return nil, se.wrapErr(ctx, op, err)
 }
 
-func (se *session) newEntry(req store.Request) (*entry, error) {
+// newEntry returns an entry whose id has the given mark, which may be empty, before its mode.
+func (se *session) newEntry(req store.Request, mark string) (*entry, error) {
 	text, err := json.Marshal(payload{Session: se.id, Owner: req.Owner})
 	return &entry{
-		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
+		session: se, req: req, id: rand.Text() + mark + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
 		payload: string(text), delivery: delivery.New(req.Notify),
 	}, err
 }
 
 // join puts the entry in, delivers its standing, and starts polling if it waits.
-func (e *entry) join(ctx context.Context) error {
-	se := e.session
+func (e *entry) join(ctx context.Context) error { return e.session.join(ctx, []*entry{e}) }
+
+// join puts entries in, in one step, delivers their standings, and starts polling for those that wait. If
+// it fails, some may be in; see undoJoin.
+func (se *session) join(ctx context.Context, entries []*entry) error {
+	nextExpiry := make([]time.Duration, len(entries))
 	for {
 		var begun int
-		var r reply
+		var replies []reply
 		err := retry(ctx, func(ctx context.Context) (err error) {
 			var keep time.Duration
 			if keep, begun = se.lease(); keep <= 0 {
@@ -100,46 +105,58 @@ func (e *entry) join(ctx context.Context) error {
 					return err
 				}
 			}
-			r = e.sendJoin(ctx, keep)
-			return r.err
+			replies = se.sendJoin(ctx, keep, entries)
+			return firstError(replies)
 		})
 		if err != nil {
 			return err
 		}
-		words, err := r.ToArray()
-		if err != nil || len(words) < 1 {
-			return fmt.Errorf("unexpected script reply: %w", err)
+		for i, e := range entries {
+			var refused error
+			if nextExpiry[i], refused = e.joined(replies[i]); err == nil {
+				err = refused
+			}
 		}
-		word, _ := words[0].ToString()
-		switch {
-		case word == "held":
-			return &store.HeldError{Name: e.req.Name, Holder: firstEntry(words)}
-		case word == "kind":
-			return e.kindError(firstEntry(words))
-		case word == "absent":
-			return e.replaces.absentErr(e)
-		case word == "ended":
-			return se.endLost()
-		case word == "void":
-			return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
-		case len(words) < 3:
-			return fmt.Errorf("unexpected script reply %q", word)
+		if err != nil {
+			return err
 		}
-		number, _ := words[1].ToString()
-		e.update(parseStanding(word, number, e))
-		if se.markRenewed(e, begun) {
-			nextExpiry, _ := words[2].ToString()
-			e.beginDelivery(time.Duration(parseInt(nextExpiry)) * time.Millisecond)
-			return nil
+		if se.markRenewed(entries, begun) {
+			break
 		}
-		// Another confirmation has begun meanwhile, and does not renew this entry. Repeat the
-		// request to extend the lease accordingly.
+		// Another confirmation has begun meanwhile, and does not renew these entries. Repeat the
+		// request to extend the leases accordingly.
 	}
+	for i, e := range entries {
+		e.beginDelivery(nextExpiry[i])
+	}
+	return nil
 }
 
-// sendJoin sends one request to put the entry in. If it is in already, the request extends its
-// lease.
-func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
+// sendJoin sends one request to put entries in. If they are in already, it extends their leases.
+func (se *session) sendJoin(ctx context.Context, keep time.Duration, entries []*entry) []reply {
+	s := se.store
+	operations := make([]operation, 0, len(entries))
+	for _, e := range entries {
+		operations = append(operations, e.joinOperation(keep))
+	}
+	var replies []reply
+	if len(operations) == 1 {
+		replies = s.server.evalAll(ctx, s.server.replicas, nil, operations)
+	} else {
+		replies = s.server.evalTogether(ctx, s.server.replicas, operations)
+	}
+	if firstError(replies) != nil {
+		// Even a request that the server refuses may have been carried out in part, or not have
+		// reached the replicas.
+		for _, e := range entries {
+			e.joinInDoubt.Store(true)
+		}
+	}
+	return replies
+}
+
+// joinOperation returns the operation that puts the entry in, or extends its lease.
+func (e *entry) joinOperation(keep time.Duration) operation {
 	s := e.session.store
 	try, flag := "0", ""
 	if e.req.Try {
@@ -154,13 +171,35 @@ func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 	if e.replaces != nil {
 		o.op, o.args = "requeue", []string{e.replaces.id, e.id, milliseconds(keep), s.client, flag, e.payload}
 	}
-	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{o})[0]
-	if r.err != nil {
-		// Even a request that the server refuses may have been carried out in part, or not have
-		// reached the replicas.
-		e.joinInDoubt.Store(true)
+	return o
+}
+
+// joined records the script's reply to a request to put the entry in. It returns the time until the entry
+// should be polled, or why it was refused.
+func (e *entry) joined(r reply) (nextExpiry time.Duration, err error) {
+	words, err := r.ToArray()
+	if err != nil || len(words) < 1 {
+		return 0, fmt.Errorf("unexpected script reply: %w", err)
 	}
-	return r
+	word, _ := words[0].ToString()
+	switch {
+	case word == "held":
+		return 0, &store.HeldError{Name: e.req.Name, Holder: firstEntry(words)}
+	case word == "kind":
+		return 0, e.kindError(firstEntry(words))
+	case word == "absent":
+		return 0, e.replaces.absentErr(e)
+	case word == "ended":
+		return 0, e.session.endLost()
+	case word == "void":
+		return 0, fmt.Errorf("%w: %w", store.ErrGone, errVoid)
+	case len(words) < 3:
+		return 0, fmt.Errorf("unexpected script reply %q", word)
+	}
+	number, _ := words[1].ToString()
+	e.update(parseStanding(word, number, e))
+	left, _ := words[2].ToString()
+	return time.Duration(parseInt(left)) * time.Millisecond, nil
 }
 
 // beginDelivery delivers the entry's standing to the owner, and has the entry polled while it

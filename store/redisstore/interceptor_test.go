@@ -61,9 +61,27 @@ func (c *interceptor) commands() []string {
 }
 
 func (c *interceptor) DoMulti(ctx context.Context, multi ...rueidis.Completed) []rueidis.RedisResult {
+	return c.doMulti(ctx, c.Client, multi)
+}
+
+func (c *interceptor) Dedicated(f func(rueidis.DedicatedClient) error) error {
+	return c.Client.Dedicated(func(d rueidis.DedicatedClient) error { return f(&dedicatedInterceptor{d, c}) })
+}
+
+// dedicatedInterceptor is a connection of an interceptor.
+type dedicatedInterceptor struct {
+	rueidis.DedicatedClient
+	all *interceptor
+}
+
+func (c *dedicatedInterceptor) DoMulti(ctx context.Context, multi ...rueidis.Completed) []rueidis.RedisResult {
+	return c.all.doMulti(ctx, c.DedicatedClient, multi)
+}
+
+func (c *interceptor) doMulti(ctx context.Context, on rueidis.CoreClient, multi []rueidis.Completed) []rueidis.RedisResult {
 	how := c.record(multi)
 	if how == nil {
-		return c.count(c.Client.DoMulti(ctx, multi...))
+		return c.count(on.DoMulti(ctx, multi...))
 	}
 	var words [][]string // copied, because the client recycles a command that it has sent
 	for _, cmd := range multi {
@@ -74,7 +92,7 @@ func (c *interceptor) DoMulti(ctx context.Context, multi ...rueidis.Completed) [
 		for _, w := range words {
 			again = append(again, c.B().Arbitrary(w...).Build())
 		}
-		return c.Client.DoMulti(ctx, again...)
+		return on.DoMulti(ctx, again...)
 	}))
 }
 

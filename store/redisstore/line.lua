@@ -9,7 +9,8 @@
 -- channel on which changes are published, or "", and the name to publish there; then the arguments
 -- of the operation.
 --
--- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. The
+-- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. Before that,
+-- ".set" marks an entry that joined this line and others in one step. The
 -- information about it is "client|flag|text". The flag is "l" if its client has subscribed, "t" if
 -- the entry is detached from its session, or empty.
 --
@@ -287,8 +288,9 @@ end
 
 -- Admits the entries that are admissible. An entry whose client has subscribed, but did not receive
 -- the message, is skipped and keeps its place: its process has ended, or its connection is down and
--- it will poll again. An entry in present has sent this request, so it is not skipped. Returns
--- whether an entry must wait, and whether one was skipped.
+-- it will poll again. An entry in present has sent this request, so it is not skipped. Neither is an
+-- entry that joined several lines: if others passed it in this one and waited behind it in another,
+-- they would deadlock. Returns whether an entry must wait, and whether one was skipped.
 local function settle(present)
 	if foreign or kind == 'x' then return true end
 	if empty then return false, false end
@@ -305,7 +307,7 @@ local function settle(present)
 		local client, flag = parts(id)
 		if not client then
 			remove(id) -- the information about it was lost
-		elseif publish(client, 'in ' .. id .. ' ' .. order) == 0 and flag == 'l' and not (present and present[id]) then
+		elseif publish(client, 'in ' .. id .. ' ' .. order) == 0 and flag == 'l' and not (present and present[id]) and not string.find(id, '.set.', 1, true) then
 			at = at + 1
 		else
 			redis.call('ZREM', Q, id)

@@ -21,7 +21,7 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 	case e.removed.Load():
 		return nil, fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
 	}
-	next, err := se.newEntry(store.Request{Name: e.req.Name, Mode: e.req.Mode, Owner: owner, Notify: notify})
+	next, err := se.newEntry(store.Request{Name: e.req.Name, Mode: e.req.Mode, Owner: owner, Notify: notify}, "")
 	if err == nil {
 		next.replaces = e
 		err = se.add(next)

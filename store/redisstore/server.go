@@ -253,19 +253,24 @@ func (s *server) doReplicated(ctx context.Context, replicas int, requests []requ
 			c.Close()  // do not reuse: the server may be busy, see listen
 			return nil // the replies hold the error
 		}
-		wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replicationTimeout.Milliseconds()).Build()
-		n, err := c.Do(ctx, wait).AsInt64()
-		if err != nil {
-			c.Close() // it may be connected to a former master
-		} else if n < int64(replicas) {
-			err = fmt.Errorf("%w: %d of %d within %v", ErrNotReplicated, n, replicas, s.replicationTimeout)
-		}
-		return err
+		return s.awaitReplicas(ctx, c, replicas)
 	})
 	if err != nil {
 		return failures(len(requests), err)
 	}
 	return all
+}
+
+// awaitReplicas waits until enough replicas have the changes made on a connection.
+func (s *server) awaitReplicas(ctx context.Context, c rueidis.DedicatedClient, replicas int) error {
+	wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replicationTimeout.Milliseconds()).Build()
+	n, err := c.Do(ctx, wait).AsInt64()
+	if err != nil {
+		c.Close() // it may be connected to a former master
+	} else if n < int64(replicas) {
+		err = fmt.Errorf("%w: %d of %d within %v", ErrNotReplicated, n, replicas, s.replicationTimeout)
+	}
+	return err
 }
 
 // redialInterval is the minimum time between two renewals of the connections.

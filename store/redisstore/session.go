@@ -118,16 +118,18 @@ func (se *session) lease() (d time.Duration, begun int) {
 	return se.opts.TTL - bootclock.Now().Sub(se.begunAt), se.begun
 }
 
-// markRenewed records that an entry is in its line, with a lease that covers the confirmation with
-// number begun. From now on confirmations renew the entry. It reports false if another confirmation
-// has begun meanwhile, which does not cover the entry.
-func (se *session) markRenewed(e *entry, begun int) bool {
+// markRenewed records that entries are in their lines, with leases that cover the confirmation with
+// number begun. From now on confirmations renew them. It reports false if another confirmation
+// has begun meanwhile, which does not cover the entries.
+func (se *session) markRenewed(entries []*entry, begun int) bool {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.begun != begun {
 		return false
 	}
-	e.renewing = true
+	for _, e := range entries {
+		e.renewing = true
+	}
 	return true
 }
 

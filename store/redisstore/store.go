@@ -133,12 +133,17 @@ func ClientOptions(addrs ...string) rueidis.ClientOption {
 	}
 }
 
-// Capabilities implements [store.Store].
+// Capabilities implements [store.Store]. In a cluster, lines may be on different servers, which have no
+// step in common.
 func (s *Store) Capabilities() store.Capabilities {
-	return store.Capabilities{
+	caps := store.Capabilities{
 		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, SlotNumbers: true,
 		Requeue: true, SetLimit: s.setLimit, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
+	if !s.server.cluster {
+		caps.EnqueueAll = s.enqueueAll
+	}
+	return caps
 }
 
 // Open implements [store.Store].

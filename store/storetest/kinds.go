@@ -87,7 +87,7 @@ func wantOtherKind(t *testing.T, p *entry, err error, mode line.Mode, holder *en
 	if !ok {
 		t.Fatalf("Enqueue with mode %v behind %v returned %v, want a *store.KindError", mode, holder.mode, err)
 	}
-	if other.Mode != mode || other.Other.Mode != holder.mode || other.Other.Session != holder.client.ID() {
+	if other.Name != p.name || other.Mode != mode || other.Other.Mode != holder.mode || other.Other.Session != holder.client.ID() {
 		t.Errorf("Enqueue with mode %v behind %v of session %s returned %+v", mode, holder.mode, holder.client.ID(), other)
 	}
 }

@@ -52,6 +52,19 @@ func kindBugs() []Bug {
 			},
 		},
 		{
+			Name:   "does not name the lock in a KindError",
+			Caught: refused,
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					t, err := inner.Enqueue(ctx, req)
+					if kind, ok := errors.AsType[*store.KindError](err); ok {
+						return nil, &store.KindError{Mode: req.Mode, Other: kind.Other}
+					}
+					return t, err
+				})
+			},
+		},
+		{
 			Name:   "keeps the kind of an empty line",
 			Caught: "kinds/an empty line may get another kind",
 			Plant: func(m *memstore.Store) store.Store {
