@@ -144,13 +144,13 @@ lab: servers ## run the tests of the torture harness and of the other programs i
 		./torture/locker ./torture/site ./torture/nemesis ./torture/worker ./...
 
 .PHONY: torture-smoke
-torture-smoke: servers ## four minutes: check that every mutant is caught, and put Stile under faults (docs/torture.md)
+torture-smoke: servers ## six minutes: check that every mutant is caught, and put Stile under faults (docs/torture.md)
 	go run ./lab/torture smoke
 
 SEEDS ?= 11,12,13,14,15
 ROW   ?=
 .PHONY: torture
-torture: servers ## two hours: all targets under all faults, a run for each of SEEDS=11,12,.. or of ROW=zk3-storm; resumes
+torture: servers ## three and a half hours: all targets under all faults, a run for each of SEEDS=11,12,.. or of ROW=zk3-storm; resumes
 	go run ./lab/torture matrix --seeds '$(SEEDS)' --row '$(ROW)'
 
 PAUSES ?= 300

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,7 +33,7 @@ func newSmoke() *cobra.Command {
 		Use:   "smoke",
 		Short: "Catch every mutant, and run Stile itself under faults for a short time",
 		Long: `Smoke runs every mutant of Stile until the harness catches it. It also runs Stile itself for a short time: on one etcd and on
-three with faults, and on three without.
+three with faults, and on three without; and each of the workloads with more than one exclusive lock once.
 
 The last line is a summary. It exits with 0 if every mutant was caught and Stile broke no rule.`,
 		Args: cobra.NoArgs,
@@ -85,9 +86,14 @@ func runStile(ctx context.Context, out string, duration time.Duration) ([]*verdi
 		{target: "stile@etcd", faults: "holder-pause,holder-kill,holder-deaf,evict,reset"},
 		{target: "stile@etcd3", faults: "leader-kill,leader-isolate,follower-isolate,holder-pause"},
 		{target: "stile@etcd3", faults: "none"}, // the rule against overtaking matters most here
+		{target: "stile@etcd", workload: workload.ReadWrite, faults: "holder-pause,evict"},
+		{target: "stile@redis", workload: workload.Semaphore, faults: "holder-pause,holder-kill"},
+		{target: "stile@etcd3", workload: workload.Election, faults: "leader-kill,holder-pause"},
+		{target: "stile@etcd", workload: workload.Sets, faults: "holder-kill,evict"},
 	} {
-		f.workload, f.duration, f.ttl, f.workers, f.seed = workload.Hot, duration, 2*time.Second, 6, 1
-		f.out = filepath.Join(out, f.target)
+		f.workload = cmp.Or(f.workload, workload.Hot)
+		f.duration, f.ttl, f.workers, f.seed = duration, 2*time.Second, 6, 1
+		f.out = filepath.Join(out, f.target+"-"+f.workload)
 		if f.faults == "none" {
 			f.out += "-none"
 			f.ttl = fairTTL
@@ -97,7 +103,7 @@ func runStile(ctx context.Context, out string, duration time.Duration) ([]*verdi
 			return nil, err
 		}
 		verdicts = append(verdicts, v)
-		fmt.Printf("%s, %s: %s: %s\n", f.target, f.faults, summarize(v), report.Summary(v))
+		fmt.Printf("%s, %s, %s: %s: %s\n", f.target, f.workload, f.faults, summarize(v), report.Summary(v))
 	}
 	return verdicts, nil
 }
@@ -119,13 +125,13 @@ func summarize(all ...*verdict.Verdict) string {
 		report.FormatCount(accepted, strikes), gap.Round(10*time.Millisecond))
 }
 
-// catchAll runs all mutants, three at a time, since they mostly wait. It returns those that were
+// catchAll runs all mutants, four at a time, since they mostly wait. It returns those that were
 // not caught.
 func catchAll(ctx context.Context, out string, mutants []mutant.Mutant) (escaped []string, err error) {
 	var mu sync.Mutex
 	var errs []error
 	var all sync.WaitGroup
-	slots := make(chan struct{}, 3)
+	slots := make(chan struct{}, 4)
 	for _, m := range mutants {
 		all.Go(func() {
 			slots <- struct{}{}
@@ -169,7 +175,7 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, detai
 	for seed := range uint64(maxRuns) {
 		f := runFlags{
 			target: target.String(), workload: m.Workload, faults: m.Faults,
-			duration: time.Duration(12+8*seed) * time.Second, ttl: time.Duration(2+seed) * time.Second, workers: 6, seed: seed + 1, programDir: programDir,
+			duration: time.Duration(8+8*seed) * time.Second, ttl: time.Duration(2+seed) * time.Second, workers: 6, seed: seed + 1, programDir: programDir,
 		}
 		f.out = filepath.Join(out, m.Name)
 		v, err := f.runSubprocess(ctx)

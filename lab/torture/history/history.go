@@ -10,6 +10,11 @@
 // never longer in the history than the real one, and a call for a lock never shorter.
 package history
 
+import (
+	"strconv"
+	"strings"
+)
+
 // Run describes what was run.
 type Run struct {
 	// Target is the lock under test and the cluster it runs on: "stile@etcd3", "redsync@redlock5",
@@ -34,6 +39,9 @@ type Run struct {
 	// Offers says what the target's interface reports to its users. Rules that need more than that
 	// are not checked.
 	Offers Offers `json:"offers"`
+	// Promised are the names of what the run must have reached to prove anything: see
+	// verdict.Reached.
+	Promised []string `json:"promised,omitempty"`
 }
 
 // Offers says what a lock's interface reports to its users.
@@ -49,6 +57,8 @@ type Offers struct {
 	Proof bool `json:"proof"`
 	// Fair: locks are granted in the order of arrival at the store.
 	Fair bool `json:"fair"`
+	// Sets: a call for several locks arrives at all of them in one step.
+	Sets bool `json:"sets,omitempty"`
 }
 
 // Event is one line of a history after the first. Exactly one of its pointers is set.
@@ -64,7 +74,9 @@ type Event struct {
 	Asked     *Asked     `json:"asked,omitempty"`
 	Acquire   *Acquire   `json:"acquire,omitempty"`
 	Extend    *Extend    `json:"extend,omitempty"`
+	Downgrade *Downgrade `json:"downgrade,omitempty"`
 	End       *End       `json:"end,omitempty"`
+	Observed  *Observed  `json:"observed,omitempty"`
 	Write     *Write     `json:"write,omitempty"`
 	Fault     *Fault     `json:"fault,omitempty"`
 	Heal      *Heal      `json:"heal,omitempty"`
@@ -105,6 +117,34 @@ const ExitHung = "did not end when asked to"
 type Asked struct {
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
+	// Mode and Set are those of the Acquire.
+	Mode Mode   `json:"mode,omitempty"`
+	Set  string `json:"set,omitempty"`
+}
+
+// Mode is how a lock is held: the text of a mode of Stile's package line. The empty Mode is
+// exclusive.
+type Mode string
+
+// The modes besides those of [Slots].
+const (
+	Exclusive Mode = ""
+	Shared    Mode = "shared"
+)
+
+const slotPrefix = "slot/"
+
+// Slot returns the mode of a holder of one of n slots.
+func Slot(n int) Mode { return Mode(slotPrefix + strconv.Itoa(n)) }
+
+// Slots returns the n of a slot's mode, and zero for the other modes.
+func (m Mode) Slots() int {
+	text, isSlot := strings.CutPrefix(string(m), slotPrefix)
+	n, err := strconv.Atoi(text)
+	if !isSlot || err != nil || n < 1 {
+		return 0
+	}
+	return n
 }
 
 // Acquire says that a call for a lock has returned, and with which outcome.
@@ -123,6 +163,38 @@ type Acquire struct {
 	Err   string `json:"err,omitempty"`
 	// GaveUp is set on a failed call that had a timeout, which expired, or that only tried.
 	GaveUp bool `json:"gave_up,omitempty"`
+	// Mode is how the lock is held.
+	Mode Mode `json:"mode,omitempty"`
+	// Number is one more than the slot number of the hold, and NumberToken the fencing token of that
+	// number. Both are zero if the hold has no number.
+	Number      int    `json:"number,omitempty"`
+	NumberToken uint64 `json:"number_token,omitempty"`
+	// Set is the name of the call if it asked for several locks at once. There is one Acquire, and
+	// one Asked, with a grant of its own, for each of its locks.
+	Set string `json:"set,omitempty"`
+	// Yielded is the grant of the hold that was yielded for this one: its holder got in line again
+	// in the step of the store that ended it. Its End is recorded too.
+	Yielded string `json:"yielded,omitempty"`
+}
+
+// Downgrade says that the holder of an exclusive hold uses it as a shared one from Call on.
+//
+// It is recorded before the call, without Return and Outcome, and again after it, as [End] is.
+type Downgrade struct {
+	Grant   string  `json:"grant"`
+	Call    int64   `json:"call"`
+	Return  int64   `json:"return,omitempty"`
+	Outcome Outcome `json:"outcome,omitempty"`
+	Err     string  `json:"err,omitempty"`
+}
+
+// Observed says that a worker that observes an election was told who leads. [Event.At] is when it
+// was told.
+type Observed struct {
+	Lock string `json:"lock"`
+	// Token and Value are those of the leader. They are empty if nobody leads.
+	Token uint64 `json:"token,omitempty"`
+	Value string `json:"value,omitempty"`
 }
 
 // Extend says that the validity of a hold was extended.
@@ -159,10 +231,12 @@ type Write struct {
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
 	Token uint64 `json:"token,omitempty"`
-	// Mode is "unfenced", "fenced" or "audit".
+	// Mode is "unfenced", "fenced" or "audit", or "reread" for a reader's second reading of the
+	// unfenced cell.
 	Mode string `json:"mode"`
 	// For an unfenced write, Version is the version of the cell when the write arrived, and Read
-	// the version that the writer had read before. If they differ, an update was lost.
+	// the version that the writer had read before. If they differ, an update was lost. For a second
+	// reading, the cell has changed under the reader.
 	Version uint64 `json:"version,omitempty"`
 	Read    uint64 `json:"read,omitempty"`
 	// Refused is set if the resource had seen a larger token.
@@ -185,8 +259,8 @@ type Fault struct {
 	// Lock is the lock that it strikes, if it is only one.
 	Lock string `json:"lock,omitempty"`
 	// Took are the tokens of the entries that an eviction deleted in one step of the store, in the
-	// order of their line: the first is the holder's, the others waited behind it. It is empty if
-	// the store's data does not contain the tokens.
+	// order of their line: the first is a holder's, the others held beside it or waited. It is empty
+	// if the store's data does not contain the tokens.
 	Took []uint64 `json:"took,omitempty"`
 }
 

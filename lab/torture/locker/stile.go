@@ -8,6 +8,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -31,9 +32,21 @@ func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
 	return &stileLocker{conn, client}, nil
 }
 
+// ClientOf returns the client of a Locker that is Stile's, and what its store can do; nil for the
+// other lockers. It is for the workloads that use more than exclusive locks, which only Stile has.
+func ClientOf(l Locker) (*stile.Client, store.Capabilities) {
+	if s, ok := l.(*stileLocker); ok {
+		return s.client, s.conn.Store.Capabilities()
+	}
+	return nil, store.Capabilities{}
+}
+
+// HoldOf returns a hold of Stile's as a Hold.
+func HoldOf(h *stile.Hold) Hold { return stileHold{h} }
+
 func (l *stileLocker) Offers() history.Offers {
 	caps := l.conn.Store.Capabilities()
-	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair}
+	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair, Sets: caps.EnqueueAll != nil}
 }
 
 func (l *stileLocker) Lock(ctx context.Context, name string) (Hold, error) {
@@ -90,9 +103,44 @@ func (h stileHold) Why() string {
 }
 
 func (h stileHold) Release(ctx context.Context) error {
-	err := h.hold.Release(ctx)
+	return lostError(h.hold.Release(ctx))
+}
+
+// lostError makes an error that says that a hold was lost match [ErrLost].
+func lostError(err error) error {
 	if errors.Is(err, stile.ErrLost) {
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return err
+}
+
+// HoldOfSet returns one of several locks that are held together as a Hold. It is valid as long as all
+// of them are. Its Release must not be called: they are released together.
+func HoldOfSet(m *stile.MultiHold, name string) Hold { return setHold{m, name} }
+
+type setHold struct {
+	set  *stile.MultiHold
+	name string
+}
+
+func (h setHold) Token() uint64 { return h.set.Token(h.name) }
+
+// Until is like [stileHold.Until].
+func (h setHold) Until() int64 {
+	now := history.Now()
+	return now + int64(time.Until(h.set.Deadline()))
+}
+
+func (h setHold) Valid() bool           { return h.set.Valid() }
+func (h setHold) Lost() <-chan struct{} { return h.set.Lost() }
+
+func (h setHold) Why() string {
+	if err := h.set.Err(); err != nil {
+		return err.Error()
+	}
+	return "the deadline has passed"
+}
+
+func (h setHold) Release(context.Context) error {
+	return errors.New("one of several locks is not released alone")
 }

@@ -189,5 +189,213 @@ func All() []Mutant {
 			Cluster: "etcd", Workload: "command", Faults: "holder-pause",
 			CaughtBy: []string{verdict.RuleOverlap},
 		},
+		{
+			Name:   "reader-beside-writer",
+			Breaks: "readers and writers exclude each other: here a reader is admitted beside a writer",
+			Edits: []Edit{{
+				"line/mode.go",
+				"return m.kind != exclusive && m.kind == other.kind",
+				"return m.kind == shared && other.kind != slot || m.kind == slot && other.kind == slot",
+			}},
+			Cluster: "etcd", Workload: "read-write", Faults: "none",
+			CaughtBy: []string{verdict.RuleReaderBesideWriter},
+		},
+		{
+			Name:   "readers-pass-writers",
+			Breaks: "readers get the lock after the writers ahead of them: here they pass those that wait",
+			Edits: []Edit{{
+				"line/tracker.go",
+				"	for _, e := range p.ahead {\n\t\tmodes",
+				`	first := p.me
+	for _, e := range p.ahead {
+		if e.Before(first) {
+			first = e
+		}
+	}
+	for _, e := range p.ahead {
+		if p.me.Mode == Shared && e.Mode == Exclusive && e != first {
+			continue
+		}
+		modes`,
+			}},
+			Cluster: "etcd", Workload: "read-write", Faults: "none",
+			CaughtBy: []string{verdict.RuleGrantedTwice, verdict.RuleValidity},
+		},
+		{
+			Name:   "silent-downgrade",
+			Breaks: "a downgrade admits the readers behind: here only the holder knows of it",
+			Edits: []Edit{{
+				"downgrade.go",
+				"err = t.ticket.Extensions().Downgrade(ctx)",
+				"err = nil",
+			}},
+			Cluster: "etcd", Workload: "read-write", Faults: "none",
+			CaughtBy: []string{verdict.RuleTooLittle},
+		},
+		{
+			Name:   "one-slot-too-many",
+			Breaks: "a semaphore of n slots has at most n holders: here one more is admitted",
+			Edits: []Edit{{
+				"line/line.go",
+				"if slots > 0 && beside >= slots {",
+				"if slots > 0 && beside > slots {",
+			}},
+			Cluster: "etcd", Workload: "semaphore", Faults: "none",
+			CaughtBy: []string{verdict.RuleTooMany},
+		},
+		{
+			Name:   "number-without-condition",
+			Breaks: "a slot number is claimed only if none was claimed since the line was read: here without that condition",
+			Edits: []Edit{{
+				"store/etcdstore/number.go",
+				"resp, err = s.commit(ctx, append(e.attachedCmps(), none), []clientv3.Op{put}, reads)",
+				"_ = none\n\t\tresp, err = s.commit(ctx, e.attachedCmps(), []clientv3.Op{put}, reads)",
+			}},
+			Cluster: "etcd", Workload: "semaphore", Faults: "none",
+			CaughtBy: []string{verdict.RuleNumberTwice},
+		},
+		{
+			Name:   "resigned-entry-stays",
+			Breaks: "a leader that resigns leaves the line: here its entry stays until its session ends",
+			Edits: []Edit{{
+				"election.go",
+				"func (l *Leadership) Resign(ctx context.Context) error { return l.Release(ctx) }",
+				"func (l *Leadership) Resign(context.Context) error { return nil }",
+			}},
+			Cluster: "etcd", Workload: "election", Faults: "none",
+			CaughtBy: []string{verdict.RuleStranded},
+		},
+		{
+			Name:   "observer-names-waiter",
+			Breaks: "observers are told of the leader: here of the last candidate",
+			Edits: []Edit{{
+				"election.go",
+				"h := l.Holders[0]\n",
+				"h := l.Holders[0]\n\tif n := len(l.Waiters); n > 0 {\n\t\th = l.Waiters[n-1]\n\t}\n",
+			}},
+			Cluster: "etcd", Workload: "election", Faults: "none",
+			CaughtBy: []string{verdict.RuleNotLeader},
+		},
+		{
+			Name:   "requeue-keeps-place",
+			Breaks: "a hold that is yielded joins the line at its end: here its entry keeps its order",
+			Edits: []Edit{{
+				"store/redisstore/line.lua",
+				"local order = there and next_order()",
+				"local order = there and (redis.call('ZSCORE', H, old) or redis.call('ZSCORE', Q, old))",
+			}},
+			Cluster: "redis", Workload: "election", Faults: "none",
+			CaughtBy: []string{verdict.RuleTokenTwice},
+		},
+		{
+			Name:   "sets-unsorted",
+			Breaks: "a call for several locks that takes them one after another does so in the order of their names: here in any order",
+			Edits: []Edit{
+				{"multi.go", "if c.caps.EnqueueAll != nil {", "if c.caps.EnqueueAll != nil && false {"},
+				{"multi.go", "names = slices.Sorted(slices.Values(names))", "names = slices.Clone(names)"},
+			},
+			Cluster: "etcd", Workload: "several-names", Faults: "none",
+			CaughtBy: []string{verdict.RuleCycle},
+		},
+		{
+			Name:   "set-queues-one-by-one",
+			Breaks: "a call for several locks joins the local queues of all names in one step: here one after another",
+			Edits: []Edit{
+				{"queue.go", "import (\n", "import (\n\t\"math/rand/v2\"\n\t\"time\"\n"},
+				{
+					"queue.go",
+					"	for _, p := range places { // in the order of their names, so two calls do not lock each other out\n\t\tp.queue.mu.Lock()\n\t}\n",
+					"",
+				},
+				{
+					"queue.go",
+					"	for _, p := range places {\n\t\tif err == nil {\n\t\t\tp.queue.appendLocked(p)\n\t\t}\n\t}\n\tfor _, p := range places {\n\t\tp.queue.mu.Unlock()\n\t}\n",
+					`	for _, i := range rand.Perm(len(places)) {
+		if p := places[i]; err == nil {
+			p.queue.mu.Lock()
+			p.queue.appendLocked(p)
+			p.queue.mu.Unlock()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+`,
+				},
+			},
+			Cluster: "etcd", Workload: "several-names", Faults: "none",
+			CaughtBy: []string{verdict.RuleOvertaken, verdict.RuleForgotten}, // others still get these locks
+		},
+		{
+			Name:   "set-entries-one-by-one",
+			Breaks: "a call for several locks adds all entries in one step of the store: here one after another, in any order",
+			Edits: []Edit{
+				{"set.go", "import (\n", "import (\n\t\"math/rand/v2\"\n"},
+				{
+					"set.go",
+					"	tickets, err := s.client.caps.EnqueueAll(s.call.ctx, session.Store(), requests)\n",
+					`	tickets := make([]store.Ticket, len(requests))
+	for _, i := range rand.Perm(len(requests)) {
+		var one []store.Ticket
+		if one, err = s.client.caps.EnqueueAll(s.call.ctx, session.Store(), requests[i:i+1]); err != nil {
+			for _, t := range tickets {
+				if t != nil {
+					_ = t.Withdraw(s.call.ctx)
+				}
+			}
+			break
+		}
+		tickets[i] = one[0]
+	}
+`,
+				},
+			},
+			Cluster: "etcd", Workload: "several-names", Faults: "none",
+			CaughtBy: []string{verdict.RuleCycle},
+		},
+		{
+			Name:   "set-keeps-the-rest",
+			Breaks: "a call for several locks that loses an entry while it waits makes all of them fresh: here only that one",
+			Edits: []Edit{
+				{
+					"set.go",
+					"		if t := p.entered; t != nil {\n\t\t\tp.entered = nil\n",
+					"		if t := p.entered; t != nil && isOver(t.gone) {\n\t\t\tp.entered = nil\n",
+				},
+				{
+					"set.go",
+					"		t := newTenure(p.queue, line.Exclusive, p.owner)\n",
+					"		if p.entered != nil {\n\t\t\tp.entered.setLost, p.entered.loseSet = lost, lose\n\t\t\tcontinue\n\t\t}\n\t\tt := newTenure(p.queue, line.Exclusive, p.owner)\n",
+				},
+				{
+					"set.go",
+					"	tickets, err := s.client.caps.EnqueueAll(",
+					"	if len(requests) == 0 {\n\t\treturn nil, nil\n\t}\n\ttickets, err := s.client.caps.EnqueueAll(",
+				},
+				{
+					"set.go",
+					"	for i, p := range s.places {\n\t\ttenures[i].ticket = tickets[i]\n\t\tp.entered = tenures[i]\n\t}\n",
+					"	i := 0\n\tfor _, p := range s.places {\n\t\tif p.entered == nil {\n\t\t\ttenures[i].ticket = tickets[i]\n\t\t\tp.entered = tenures[i]\n\t\t\ti++\n\t\t}\n\t}\n",
+				},
+				{
+					"set.go",
+					"func (s *set) queueOf(",
+					"func isOver(ch <-chan struct{}) bool {\n\tselect {\n\tcase <-ch:\n\t\treturn true\n\tdefault:\n\t\treturn false\n\t}\n}\n\nfunc (s *set) queueOf(",
+				},
+			},
+			Cluster: "etcd", Workload: "several-names", Faults: "evict",
+			CaughtBy: []string{verdict.RuleCycle, verdict.RuleStranded},
+		},
+		{
+			Name:   "set-of-the-first",
+			Breaks: "a call for several locks returns when all are free: here when the first is",
+			Edits: []Edit{
+				{
+					"set.go",
+					"	for i, p := range s.places {\n\t\tif err := s.awaitAdmission(ctx, i); err != nil {",
+					"	for i, p := range s.places[:1] {\n\t\tif err := s.awaitAdmission(ctx, i); err != nil {",
+				},
+			},
+			Cluster: "etcd", Workload: "several-names", Faults: "none",
+			CaughtBy: []string{verdict.RuleOverlap},
+		},
 	}
 }

@@ -82,7 +82,12 @@ func (f Fault) Possible(kind string) error {
 // another strike that has not been healed. If it fails, it has healed what it had done; the
 // returned Strike still names the intended victim.
 func (f Fault) Strike(ctx context.Context, w *World, random *rand.Rand) (*Strike, error) {
-	st := &striker{Strike: Strike{At: history.Now()}, world: w, random: random}
+	return f.strikeWith(ctx, w, random, false)
+}
+
+// strikeWith is Strike, severe or not; see [Schedule.Severe].
+func (f Fault) strikeWith(ctx context.Context, w *World, random *rand.Rand, severe bool) (*Strike, error) {
+	st := &striker{Strike: Strike{At: history.Now()}, world: w, random: random, severe: severe}
 	st.release = func() { w.unclaim(st.claims) }
 	err := f.strike(ctx, st)
 	if err != nil {

@@ -3,9 +3,11 @@
 package nemesis
 
 import (
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stilelock/stile/lab/torture/site"
 )
@@ -124,5 +126,26 @@ func TestOptions(t *testing.T) {
 		if got := Options(faults); got != tc.want {
 			t.Errorf("%s: got options %+v, want %+v", tc.list, got, tc.want)
 		}
+	}
+}
+
+// A severe pause is longer than the TTL. The others are sometimes shorter.
+func TestSetDuration_severe(t *testing.T) {
+	shorter := 0
+	for seed := range uint64(100) {
+		for _, severe := range []bool{false, true} {
+			st := &striker{world: &World{TTL: time.Second}, random: rand.New(rand.NewPCG(seed, 0)), severe: severe}
+			st.setDuration()
+			switch {
+			case st.Duration > time.Second:
+			case severe:
+				t.Fatalf("seed %d: got a severe duration of %v, want more than the TTL", seed, st.Duration)
+			default:
+				shorter++
+			}
+		}
+	}
+	if shorter == 0 {
+		t.Error("no duration was shorter than the TTL")
 	}
 }

@@ -21,6 +21,9 @@ type Schedule struct {
 	MeanPause time.Duration
 	// PriorStrikes is the number of strikes that the history already has.
 	PriorStrikes int
+	// Severe makes every fault with a duration of about the TTL last for longer, and every eviction
+	// one of a whole line.
+	Severe bool
 }
 
 // A step of a schedule is one strike, or two at once.
@@ -31,10 +34,11 @@ type step struct {
 
 // A plannedStrike is one strike of a step.
 type plannedStrike struct {
-	id    int           // in the history
-	fault int           // the index of the fault
-	after time.Duration // from the beginning of the step
-	seed  uint64        // of the strike
+	id     int           // in the history
+	fault  int           // the index of the fault
+	after  time.Duration // from the beginning of the step
+	seed   uint64        // of the strike
+	severe bool
 }
 
 // A plan generates the steps of a schedule, without end.
@@ -44,6 +48,7 @@ type plan struct {
 	faults    int   // the number of faults
 	remaining []int // the faults of this round that have not been used
 	lastID    int
+	severe    bool
 }
 
 func (s Schedule) plan(faults int) *plan {
@@ -51,7 +56,7 @@ func (s Schedule) plan(faults int) *plan {
 	if pause <= 0 {
 		pause = time.Second
 	}
-	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), meanPause: pause, faults: faults, lastID: s.PriorStrikes}
+	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), meanPause: pause, faults: faults, lastID: s.PriorStrikes, severe: s.Severe}
 }
 
 // next returns the next step: one fault with a probability of 70 %, otherwise a pair.
@@ -83,7 +88,7 @@ func (p *plan) nextFault() int {
 
 func (p *plan) newStrike(fault int, after time.Duration) plannedStrike {
 	p.lastID++
-	return plannedStrike{id: p.lastID, fault: fault, after: after, seed: p.random.Uint64()}
+	return plannedStrike{id: p.lastID, fault: fault, after: after, seed: p.random.Uint64(), severe: p.severe}
 }
 
 // Run strikes the world with the faults, one or two at a time, until ctx ends, and returns when all
@@ -140,7 +145,7 @@ func (w *World) runStrike(ctx context.Context, f Fault, planned plannedStrike) {
 // that fault has been healed.
 func (w *World) strikeWhenFree(ctx context.Context, f Fault, planned plannedStrike) (*Strike, error) {
 	for {
-		s, err := f.Strike(ctx, w, rand.New(rand.NewPCG(planned.seed, 0)))
+		s, err := f.strikeWith(ctx, w, rand.New(rand.NewPCG(planned.seed, 0)), planned.severe)
 		if !errors.Is(err, errClaimed) || !sleep(ctx, 20*time.Millisecond) {
 			return s, err
 		}

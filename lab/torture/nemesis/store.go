@@ -47,7 +47,7 @@ func storeFaults() []Fault {
 }
 
 func evict(ctx context.Context, st *striker) error {
-	evicted, err := st.world.Evict(ctx, st.random.IntN(2) == 0)
+	evicted, err := st.world.Evict(ctx, st.random.IntN(2) == 0 || st.severe)
 	st.Role, st.On, st.Lock, st.What, st.Took = "holder", evicted.On, evicted.Lock, evicted.What, evicted.Took
 	if err == nil && st.What == "" {
 		return errors.New("no worker held a lock at this moment")

@@ -19,6 +19,7 @@ type striker struct {
 	Strike
 	world  *World
 	random *rand.Rand
+	severe bool
 	claims []string // keys of World.claimed
 }
 
@@ -148,12 +149,15 @@ func (st *striker) claim(key, victim string) bool {
 	return true
 }
 
-// setDuration sets the duration at random: just under the TTL, about the TTL, or longer.
+// setDuration sets the duration at random: just under the TTL, about the TTL, or longer. A severe
+// strike is longer.
 func (st *striker) setDuration() {
-	switch st.random.IntN(3) {
-	case 0:
+	switch n := st.random.IntN(3); {
+	case st.severe:
+		st.setDurationPastTTL()
+	case n == 0:
 		st.Duration = st.randomTTLs(0.6, 0.95)
-	case 1:
+	case n == 1:
 		st.Duration = st.randomTTLs(0.95, 1.1)
 	default:
 		st.setDurationPastTTL()

@@ -114,13 +114,13 @@ func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (Eviction
 	return Eviction{What: fmt.Sprintf("DEL %s on %d servers", lock, len(o.clients))}, nil
 }
 
-// evictOne deletes the key, and reads in the same step the order of the holder, which Stile keeps
-// in another key.
+// evictOne deletes the key, and reads in the same step the orders of the holders, which Stile keeps
+// in another key. All of them lose the lock with the key.
 func (o *redisServers) evictOne(ctx context.Context, lock string) (Eviction, error) {
 	var holders *redis.ZSliceCmd
 	var deleted *redis.IntCmd
 	_, err := o.clients[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
-		holders, deleted = p.ZRangeWithScores(ctx, "{"+lock+"}//h", 0, 0), p.Del(ctx, lock)
+		holders, deleted = p.ZRangeWithScores(ctx, "{"+lock+"}//h", 0, -1), p.Del(ctx, lock)
 		return nil
 	})
 	if err != nil || deleted.Val() == 0 {

@@ -68,7 +68,7 @@ func (o *zookeeper) entries(ctx context.Context, lock string, emit func(history.
 	name := strings.TrimPrefix(o.dir, "/") + "/" + lock
 	o.followChildren(ctx, o.dir+"/"+lock, func(children []string) {
 		for _, child := range children {
-			if _, ok := tokens[child]; ok {
+			if _, ok := tokens[child]; ok || !isEntry(child) {
 				continue
 			}
 			if ok, stat, err := o.conn.Exists(o.dir + "/" + lock + "/" + child); ok && err == nil {
@@ -86,6 +86,7 @@ func (o *zookeeper) entries(ctx context.Context, lock string, emit func(history.
 }
 
 // Remaining omits empty directories: they are containers, which the server deletes in its own time.
+// The claims of slot numbers are in one of them, beside the entries.
 func (o *zookeeper) Remaining(context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	locks, err := o.children(o.dir)
@@ -96,6 +97,19 @@ func (o *zookeeper) Remaining(context.Context) (map[string][]string, error) {
 		entries, err := o.children(o.dir + "/" + lock)
 		if err != nil {
 			return nil, err
+		}
+		for _, child := range slices.Clone(entries) {
+			if isEntry(child) {
+				continue
+			}
+			claims, err := o.children(o.dir + "/" + lock + "/" + child)
+			if err != nil {
+				return nil, err
+			}
+			entries = slices.DeleteFunc(entries, func(other string) bool { return other == child })
+			for _, claim := range claims {
+				entries = append(entries, child+"/"+claim)
+			}
 		}
 		if len(entries) > 0 {
 			left[strings.TrimPrefix(o.dir, "/")+"/"+lock] = entries
@@ -108,6 +122,7 @@ func (o *zookeeper) Remaining(context.Context) (map[string][]string, error) {
 // left meanwhile, it deletes nothing.
 func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, error) {
 	entries, err := o.children("/" + lock)
+	entries = slices.DeleteFunc(entries, func(child string) bool { return !isEntry(child) })
 	if err != nil || len(entries) == 0 {
 		return Eviction{}, err
 	}
@@ -144,6 +159,12 @@ func (o *zookeeper) children(dir string) ([]string, error) {
 		err = nil
 	}
 	return children, err
+}
+
+// isEntry reports whether a node in a lock's directory is an entry: whether its name ends in a sequence
+// number.
+func isEntry(name string) bool {
+	return len(name) >= 10 && !strings.ContainsFunc(sequenceNumber(name), func(r rune) bool { return r < '0' || r > '9' })
 }
 
 func sequenceNumber(s string) string { return s[max(0, len(s)-10):] }

@@ -167,7 +167,25 @@ func figures(v *verdict.Verdict) []string {
 		lines = append(lines, fmt.Sprintf("%d holds lost, %d of them removed by the store while they were valid; holders notified %v (p50), %v (p99) after the observer saw it",
 			f.Lost, f.RemovedEarly, f.NotifiedP50.Round(time.Millisecond), f.NotifiedP99.Round(time.Millisecond)))
 	}
+	if reached := reached(v); reached != "" {
+		lines = append(lines, reached)
+	}
 	return lines
+}
+
+// reached returns a line that says how often the run reached what it promises, and the rest that it
+// reached.
+func reached(v *verdict.Verdict) string {
+	var parts []string
+	for _, r := range v.Reached {
+		if r.Times > 0 || slices.Contains(v.Run.Promised, r.Name) {
+			parts = append(parts, fmt.Sprintf("%s: %d", r.Name, r.Times))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "reached: " + strings.Join(parts, "; ")
 }
 
 // Text writes a verdict for the terminal: the table, the violations, at most five of each rule, and

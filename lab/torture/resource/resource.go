@@ -24,6 +24,7 @@ const (
 	Unfenced = "unfenced"
 	Fenced   = "fenced"
 	Audit    = "audit"
+	Reread   = "reread"
 )
 
 // The other operations.
@@ -38,7 +39,7 @@ type request struct {
 	// Op is a mode of writing, or one of the other operations.
 	Op string `json:"op"`
 	Writer
-	// Read is the version that the writer of an unfenced write has read.
+	// Read is the version that the writer of an unfenced write, or the reader, has read.
 	Read uint64 `json:"read,omitempty"`
 }
 
@@ -168,6 +169,8 @@ func (s *server) handle(q request) reply {
 	case Fenced:
 		w.Refused = q.Token < c.token
 		c.token = max(c.token, q.Token)
+	case Reread:
+		w.Version, w.Read = c.version, q.Read
 	case Audit:
 	default:
 		return reply{Err: fmt.Sprintf("unknown op %q", q.Op)}
@@ -229,6 +232,13 @@ func (c *Client) Read(lock string) (version uint64, err error) {
 // Unfenced writes to the unfenced cell. The writer has read the version given as read.
 func (c *Client) Unfenced(w Writer, read uint64) error {
 	_, err := c.send(request{Op: Unfenced, Writer: w, Read: read})
+	return err
+}
+
+// Reread reads the unfenced cell again, and records whether it has changed since the reader read the
+// version given as read.
+func (c *Client) Reread(w Writer, read uint64) error {
+	_, err := c.send(request{Op: Reread, Writer: w, Read: read})
 	return err
 }
 

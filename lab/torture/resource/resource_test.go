@@ -175,6 +175,26 @@ func TestAudit_acceptsEveryWrite(t *testing.T) {
 	}
 }
 
+// A second reading shows the version then, and that of the first. It changes nothing.
+func TestReread(t *testing.T) {
+	s := newHarness(t)
+	c := s.dial()
+	w := resource.Writer{Lock: "x", Grant: "g"}
+	for _, do := range []func() error{
+		func() error { return c.Reread(w, 0) },
+		func() error { return c.Unfenced(w, 0) },
+		func() error { return c.Reread(w, 0) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := s.writes()
+	if len(got) != 3 || got[0].Mode != "reread" || got[0].Version != 0 || got[2].Version != 1 || got[2].Read != 0 {
+		t.Errorf("got %+v, want an unchanged reading, a write and a changed reading", got)
+	}
+}
+
 func TestServe_stampsWritesOnArrival(t *testing.T) {
 	s := newHarness(t)
 	c := s.dial()

@@ -55,11 +55,11 @@ type Config struct {
 	Status func(string)
 }
 
-// Check returns the requested faults, or an error if the workload does not exist or a fault is not
-// possible. It uses only Target, Workload and Faults.
+// Check returns the requested faults, or an error if the workload does not exist, or it or a fault is
+// not possible. It uses only Target, Workload and Faults.
 func (c Config) Check() ([]nemesis.Fault, error) {
-	if !slices.Contains(workload.Names(), c.Workload) {
-		return nil, fmt.Errorf("unknown workload %q: use one of %s", c.Workload, strings.Join(workload.Names(), ", "))
+	if err := workload.Check(c.Workload, c.Target.Locker, c.Target.Cluster); err != nil {
+		return nil, err
 	}
 	return nemesis.Parse(c.Faults, c.Target.Cluster)
 }
@@ -77,6 +77,7 @@ type run struct {
 	observer observer.Observer
 	recorder *history.Recorder
 	tracker  *tracker
+	progress *progress
 	output   *os.File
 	sockets  string
 }
@@ -84,7 +85,7 @@ type run struct {
 // Run runs a trial at a site, and returns the path of the history. Faults and their consequences
 // are no errors. After an error, the history proves nothing.
 func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (string, error) {
-	r := &run{Config: c, programs: programs, tracker: newTracker(), sockets: here.Dir()}
+	r := &run{Config: c, programs: programs, tracker: newTracker(), progress: &progress{}, sockets: here.Dir()}
 	var err error
 	if r.faults, err = c.Check(); err != nil {
 		return "", err
@@ -126,7 +127,11 @@ func (r *run) run(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	r.recorder, err = history.Record(r.socket("recorder"), history.NewWriter(file, header), r.tracker.update)
+	r.progress.run = header
+	r.recorder, err = history.Record(r.socket("recorder"), history.NewWriter(file, header), func(e history.Event) {
+		r.tracker.update(e)
+		r.progress.add(e)
+	})
 	if err != nil {
 		return "", err
 	}
@@ -211,8 +216,8 @@ func (r *run) nodes() ([]*site.Node, error) {
 }
 
 // injectFaults lets the faults strike for the configured time. It continues for up to a minute, for
-// busy machines, until every fault requested by name has been tried and there were enough grants.
-// In the end all faults are healed.
+// busy machines, until every fault requested by name has been tried, there were enough grants, and
+// everything has been reached that the run promises. In the end all faults are healed.
 func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -235,19 +240,31 @@ func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 		Evict:    r.evict,
 		Compact:  r.observer.Compact,
 	}
-	runFaults := func(d time.Duration, faults []nemesis.Fault) {
+	runFaults := func(d time.Duration, faults []nemesis.Fault, severe bool) {
 		ctx, cancel := context.WithTimeout(ctx, d)
 		defer cancel()
-		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, PriorStrikes: strikes})
+		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, PriorStrikes: strikes, Severe: severe})
 	}
-	runFaults(r.For, r.faults)
+	runFaults(r.For, r.faults, false)
 	for end := time.Now().Add(busyMargin); time.Now().Before(end) && ctx.Err() == nil; {
 		left := slices.DeleteFunc(slices.Clone(r.faults), func(f nemesis.Fault) bool { return attempted[f.Name] })
+		if r.Faults == "all" {
+			left = nil
+		}
+		missing := r.progress.missing()
 		before := r.tracker.grantCount()
-		if (len(left) == 0 || r.Faults == "all") && before >= minGrants {
+		if len(left) == 0 && len(missing) == 0 && before >= minGrants {
 			return
 		}
-		runFaults(busyMargin/10, left)
+		for _, f := range r.faults {
+			if leadsTo(f.Name, missing) && !slices.ContainsFunc(left, func(other nemesis.Fault) bool { return other.Name == f.Name }) {
+				left = append(left, f)
+			}
+		}
+		if len(missing) > 0 {
+			r.Status("not reached yet: " + strings.Join(missing, "; "))
+		}
+		runFaults(busyMargin/12, left, true)
 		if len(left) == 0 && r.tracker.grantCount() == before {
 			return // more time would not help
 		}
@@ -369,6 +386,7 @@ func (r *run) header(ctx context.Context) (history.Run, error) {
 		Tested:   tested,
 		Versions: r.versions(ctx),
 		Offers:   workload.Offers(r.Workload, offers),
+		Promised: promised(r.Workload, r.Target.Cluster, r.faults),
 	}, nil
 }
 

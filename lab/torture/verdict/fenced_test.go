@@ -1,25 +1,31 @@
 package verdict
 
 import (
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// A model for Porcupine of a lock that has one holder at a time and whose tokens increase. Its
-// operations are grants and ends. An end that may happen at any time, or never, has no effect if
-// another grant is held.
+// A model for Porcupine of a lock whose tokens increase, for up to twenty grants. Its operations are
+// grants, downgrades and ends. An end or a downgrade that may happen at any time, or never, has no
+// effect if its grant is not there.
 type (
 	lockInput struct {
-		acquire bool
-		token   uint64
-		maybe   bool
+		op    string // "grant", "downgrade" or "end"
+		mode  history.Mode
+		token uint64
+		maybe bool
 	}
 	lockState struct {
-		holder uint64 // its token; 0 if the lock is free
-		last   uint64
+		held      uint32 // the tokens that are held, as bits
+		exclusive uint32 // those of them that exclude others
+		last      uint64 // the largest token so far
+		writer    uint64 // the largest token of an exclusive grant so far
 	}
 )
 
@@ -27,16 +33,30 @@ var lockModel = porcupine.Model{
 	Init: func() any { return lockState{} },
 	Step: func(state, input, _ any) (bool, any) {
 		s, in := state.(lockState), input.(lockInput)
+		bit := uint32(1) << in.token
+		n := in.mode.Slots()
 		switch {
-		case in.acquire && (s.holder != 0 || in.token <= s.last):
-			return false, s
-		case in.acquire:
-			return true, lockState{in.token, in.token}
-		case s.holder == in.token:
-			return true, lockState{0, s.last}
-		default:
+		case in.op == "grant":
+			legal := s.held == 0 && in.token > s.last
+			switch {
+			case in.mode == history.Shared:
+				legal = s.exclusive == 0 && in.token > s.writer
+			case n > 0:
+				legal = bits.OnesCount32(s.held) < n && in.token > s.last
+			default:
+				s.exclusive |= bit
+				s.writer = max(s.writer, in.token)
+			}
+			s.held |= bit
+			s.last = max(s.last, in.token)
+			return legal, s
+		case s.held&bit == 0:
 			return in.maybe, s
+		case in.op == "end":
+			s.held &^= bit
 		}
+		s.exclusive &^= bit
+		return true, s
 	},
 	Equal: func(a, b any) bool { return a == b },
 }
@@ -45,12 +65,33 @@ var lockModel = porcupine.Model{
 // reply, or by an end that is possible from its call on.
 func operations(grants []*grant) []porcupine.Operation {
 	var ops []porcupine.Operation
-	for i, g := range grants {
-		ops = append(ops,
-			porcupine.Operation{ClientId: 2 * i, Input: lockInput{acquire: true, token: g.token}, Call: g.call, Return: g.returned},
-			porcupine.Operation{ClientId: 2*i + 1, Input: lockInput{token: g.token, maybe: g.endMax == never}, Call: g.endMin, Return: g.endMax})
+	add := func(in lockInput, call, back int64) {
+		ops = append(ops, porcupine.Operation{ClientId: len(ops), Input: in, Call: call, Return: back})
+	}
+	for _, g := range grants {
+		add(lockInput{op: "grant", mode: g.mode, token: g.token}, g.call, g.returned)
+		if g.downMin != 0 {
+			add(lockInput{op: "downgrade", token: g.token, maybe: g.downMax == never}, g.downMin, g.downMax)
+		}
+		add(lockInput{op: "end", token: g.token, maybe: g.endMax == never}, g.endMin, g.endMax)
 	}
 	return ops
+}
+
+// withModes makes the grants those of a read-write lock, or of a semaphore.
+func withModes(r *rand.Rand, grants []*grant) {
+	slots := r.IntN(2) == 0
+	for _, g := range grants {
+		switch {
+		case slots:
+			g.mode = history.Slot(2)
+		case r.IntN(2) == 0:
+			g.mode = history.Shared
+		case g.endMax != never && g.endMin > g.returned+2 && r.IntN(2) == 0:
+			// Between the grant and the end: one that succeeded.
+			g.downMin, g.downMax = g.returned+1, g.endMin-1
+		}
+	}
 }
 
 // randomGrants returns a history of two to five grants, four fifths of them with a release that got
@@ -96,8 +137,8 @@ func randomGrants(r *rand.Rand) []*grant {
 func distinct(grants []*grant) bool {
 	seen := map[int64]bool{}
 	for _, g := range grants {
-		for i, m := range []int64{g.call, g.returned, g.endMin, g.endMax} {
-			if m == never || (i == 2 && g.endMax == never) {
+		for i, m := range []int64{g.call, g.returned, g.endMin, g.endMax, g.downMin, g.downMax} {
+			if m == never || (i == 2 && g.endMax == never) || i > 3 && g.downMin == 0 {
 				continue
 			}
 			if seen[m] {
@@ -110,10 +151,16 @@ func distinct(grants []*grant) bool {
 }
 
 func TestFindConflicts_agreesWithPorcupine(t *testing.T) {
+	t.Run("exclusive", func(t *testing.T) { testAgreement(t, func(*rand.Rand, []*grant) {}) })
+	t.Run("other modes", func(t *testing.T) { testAgreement(t, withModes) })
+}
+
+func testAgreement(t *testing.T, prepare func(*rand.Rand, []*grant)) {
 	r := rand.New(rand.NewPCG(1, 2))
 	legal, illegal := 0, 0
 	for legal+illegal < 20_000 {
 		grants := randomGrants(r)
+		prepare(r, grants)
 		if !distinct(grants) {
 			continue
 		}

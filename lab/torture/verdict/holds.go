@@ -14,6 +14,18 @@ type Hold struct {
 	Grant  string `json:"grant"`
 	Worker string `json:"worker"`
 	Token  uint64 `json:"token,omitempty"`
+	// Mode is how the lock was held, and Set the call for several locks that it was acquired by.
+	// Number and NumberToken are those of [history.Acquire].
+	Mode        history.Mode `json:"mode,omitempty"`
+	Set         string       `json:"set,omitempty"`
+	Number      int          `json:"number,omitempty"`
+	NumberToken uint64       `json:"-"`
+	// Yielded is the hold that was yielded for this one.
+	Yielded string `json:"yielded,omitempty"`
+	// Downgrade and Downgraded are the times of the call and the return of the downgrade.
+	// Downgraded is zero unless it succeeded.
+	Downgrade  int64 `json:"downgrade,omitempty"`
+	Downgraded int64 `json:"downgraded,omitempty"`
 
 	// Call and Return are the times of the call that acquired the lock.
 	Call   int64 `json:"call"`
@@ -36,16 +48,24 @@ type Hold struct {
 	End int64 `json:"end"`
 }
 
-// overlaps reports whether both holders certainly believed at the same time that they held the
-// lock, and for how long.
-func (h *Hold) overlaps(other *Hold) (int64, bool) {
-	d := min(h.End, other.End) - max(h.Return, other.Return)
-	return d, d > 0
+// exclusiveEnd is the time until which the holder may have believed that it held the lock alone. A
+// holder that downgrades does so no more, whatever the outcome.
+func (h *Hold) exclusiveEnd() int64 {
+	switch {
+	case h.Mode != history.Exclusive:
+		return h.Return
+	case h.Downgrade != 0:
+		return min(h.End, h.Downgrade)
+	default:
+		return h.End
+	}
 }
 
 // A Wait is a call for a lock: one that waited or, in [index.tries], one that only tried.
 type Wait struct {
 	Lock, Grant, Worker string
+	Mode                history.Mode
+	Set                 string
 	Call, Return        int64 // Return is zero if the call never returned
 	Exit                int64 // when the worker's process ended
 	Granted, GaveUp     bool
@@ -57,8 +77,10 @@ type index struct {
 	waits   []*Wait
 	tries   []*Wait
 	byGrant map[string]*Hold
-	exits   map[string]history.Event
-	end     int64
+	// observed are the observations of elections.
+	observed []history.Event
+	exits    map[string]history.Event
+	end      int64
 }
 
 // newIndex reads a history. The holds are in the order of their returns, the calls that waited in
@@ -72,19 +94,27 @@ func newIndex(h *history.History) *index {
 		case e.Exited != nil:
 			l.exits[e.Worker] = e
 		case e.Asked != nil:
-			w := &Wait{Lock: e.Asked.Lock, Grant: e.Asked.Grant, Worker: e.Worker, Call: e.At}
+			w := &Wait{Lock: e.Asked.Lock, Grant: e.Asked.Grant, Worker: e.Worker, Mode: e.Asked.Mode, Set: e.Asked.Set, Call: e.At}
 			waits[w.Grant] = w
 			l.waits = append(l.waits, w)
 		case e.Acquire != nil:
 			w := waits[e.Acquire.Grant]
 			if w == nil {
-				w = &Wait{Lock: e.Acquire.Lock, Grant: e.Acquire.Grant, Worker: e.Worker, Call: e.Acquire.Call}
+				w = &Wait{
+					Lock: e.Acquire.Lock, Grant: e.Acquire.Grant, Worker: e.Worker, Mode: e.Acquire.Mode, Set: e.Acquire.Set, Call: e.Acquire.Call,
+				}
 				l.tries = append(l.tries, w)
 			}
 			l.addAcquire(e.Worker, e.Acquire, w)
 		case e.Extend != nil:
 			if hold := l.byGrant[e.Extend.Grant]; hold != nil {
 				hold.Until = max(hold.Until, e.Extend.Until)
+			}
+		case e.Observed != nil:
+			l.observed = append(l.observed, e)
+		case e.Downgrade != nil:
+			if hold := l.byGrant[e.Downgrade.Grant]; hold != nil {
+				hold.addDowngrade(e.Downgrade)
 			}
 		case e.End != nil:
 			if hold := l.byGrant[e.End.Grant]; hold != nil {
@@ -104,6 +134,7 @@ func newIndex(h *history.History) *index {
 			}
 		}
 	}
+	slices.SortStableFunc(l.observed, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
 	return l
 }
@@ -115,6 +146,7 @@ func (l *index) addAcquire(worker string, a *history.Acquire, w *Wait) {
 	}
 	hold := &Hold{
 		Lock: a.Lock, Grant: a.Grant, Worker: worker, Token: a.Token,
+		Mode: a.Mode, Set: a.Set, Number: a.Number, NumberToken: a.NumberToken, Yielded: a.Yielded,
 		Call: a.Call, Return: a.Return, Until: a.Until,
 	}
 	l.holds = append(l.holds, hold)
@@ -133,6 +165,14 @@ func (h *Hold) addEnd(e *history.End) {
 		h.Released, h.Outcome = e.Return, e.Outcome
 	}
 	h.Until = max(h.Until, e.Until)
+}
+
+// addDowngrade adds a downgrade. The earliest call counts, as with addEnd.
+func (h *Hold) addDowngrade(d *history.Downgrade) {
+	h.Downgrade = earlier(h.Downgrade, d.Call)
+	if d.Outcome == history.OK {
+		h.Downgraded = d.Return
+	}
 }
 
 // earlier returns the earlier of two times. Zero means that there is no such time.

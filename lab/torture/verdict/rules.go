@@ -19,6 +19,20 @@ const (
 	// RuleValidity: in the order of the tokens, the lock was granted while the advertised validity
 	// of another hold still ran.
 	RuleValidity = "granted during another's validity"
+	// RuleReaderBesideWriter: a reader and a writer believed at the same time that they held the lock.
+	RuleReaderBesideWriter = "reader beside a writer"
+	// RuleTooMany: more holders than a semaphore has slots believed at the same time that they held
+	// one.
+	RuleTooMany = "more holders than slots"
+	// RuleNumberTwice: two holders believed at the same time that they had the same slot number, or
+	// the fencing tokens of a number contradict its holds.
+	RuleNumberTwice = "slot number given twice"
+	// RuleNotLeader: an observer of an election was told that a candidate leads while another leader
+	// certainly had not left, or was told the value of one leader with the token of another.
+	RuleNotLeader = "no leader observed as one"
+	// RuleCycle: callers that each asked for several locks waited for each other in a circle, while
+	// none of these locks was held or granted, for longer than a free lock may stay free.
+	RuleCycle = "callers wait in a circle"
 	// RuleGrantedTwice: in the order of the tokens, the store itself granted the lock twice at
 	// once, or gave tokens out of order.
 	RuleGrantedTwice = "granted twice"
@@ -81,8 +95,8 @@ type Violation struct {
 // never conceded. A violation with two holders is conceded only if the fault can have ended the
 // hold of one of them: see [Strike.mayHaveEnded].
 func Concessions(target string) map[string][]string {
-	exclusion := []string{RuleOverlap, RuleValidity}
-	withDataLoss := []string{RuleOverlap, RuleValidity, RuleGrantedTwice}
+	exclusion := []string{RuleOverlap, RuleReaderBesideWriter, RuleTooMany, RuleNumberTwice, RuleValidity}
+	withDataLoss := append(slices.Clone(exclusion), RuleGrantedTwice, RuleNotLeader)
 	// After the entry of a holder is deleted, the next client is admitted at the same time as the
 	// holder is notified.
 	conceded := map[string][]string{history.Evict: exclusion}
@@ -102,25 +116,167 @@ func Concessions(target string) map[string][]string {
 	return conceded
 }
 
-// findOverlaps finds holders of one lock that believed at the same time that they held it.
+// A part of a hold is the time for which its holder believed that it held the lock alone, or with
+// others. A hold that was downgraded has both.
+type part struct {
+	*Hold
+	exclusive bool
+	from, to  int64
+}
+
+// parts returns the parts of holds, in the order of their starts.
+func parts(holds []*Hold) []part {
+	var all []part
+	for _, h := range holds {
+		alone := h.exclusiveEnd()
+		if h.Mode == history.Exclusive {
+			all = append(all, part{h, true, h.Return, alone})
+		}
+		if alone < h.End {
+			all = append(all, part{h, false, alone, h.End})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b part) int { return cmp.Compare(a.from, b.from) })
+	return all
+}
+
+// findOverlaps finds holders of one lock that believed at the same time that they held it, unless
+// both held it with others.
 func findOverlaps(lock string, holds []*Hold) []Violation {
 	var found []Violation
-	var last *Hold // of the holds so far, the one that ends last
-	for _, h := range holds {
-		if last != nil {
-			if d, ok := last.overlaps(h); ok {
+	var last [2]*part // of the shared and of the exclusive parts so far, the one that ends last
+	for _, p := range parts(holds) {
+		for i, other := range last {
+			if other == nil || other.Hold == p.Hold || i == 0 && !p.exclusive {
+				continue
+			}
+			rule := RuleOverlap
+			if other.exclusive != p.exclusive {
+				rule = RuleReaderBesideWriter
+			}
+			if d := min(other.to, p.to) - p.from; d > 0 {
 				found = append(found, Violation{
-					Rule: RuleOverlap, Lock: lock, At: h.Return, For: time.Duration(d), Grants: []string{last.Grant, h.Grant},
-					What: fmt.Sprintf("%s was granted the lock, and %s believed for another %v that it still held it", h.Grant, last.Grant,
-						time.Duration(d).Round(time.Microsecond)),
+					Rule: rule, Lock: lock, At: p.from, For: time.Duration(d), Grants: []string{other.Grant, p.Grant},
+					What: fmt.Sprintf("%s was granted the lock%s, and %s believed for another %v that it still held it%s", p.Grant, howHeld(&p),
+						other.Grant, time.Duration(d).Round(time.Microsecond), howHeld(other)),
 				})
 			}
 		}
-		if last == nil || h.End > last.End {
-			last = h
+		kind := 0
+		if p.exclusive {
+			kind = 1
+		}
+		if last[kind] == nil || p.to > last[kind].to {
+			last[kind] = &p
 		}
 	}
 	return found
+}
+
+// howHeld says how a hold of a read-write lock was held.
+func howHeld(p *part) string {
+	if p.exclusive {
+		return ""
+	}
+	return " as a reader"
+}
+
+// findTooMany finds holders of one semaphore that believed together that they held more slots than
+// it has.
+func findTooMany(lock string, holds []*Hold) []Violation {
+	var found []Violation
+	var active []*Hold
+	for _, h := range holds {
+		n := h.Mode.Slots()
+		if n == 0 {
+			continue
+		}
+		active = slices.DeleteFunc(active, func(other *Hold) bool { return other.End <= h.Return })
+		active = append(active, h)
+		if len(active) <= n || h.End <= h.Return {
+			continue
+		}
+		v := Violation{Rule: RuleTooMany, Lock: lock, At: h.Return}
+		until := h.End
+		for _, other := range active {
+			until, v.Grants = min(until, other.End), append(v.Grants, other.Grant)
+		}
+		v.For = time.Duration(until - h.Return)
+		v.What = fmt.Sprintf("%s was granted a slot, and then %d believed that they held one of %d", h.Grant, len(active), n)
+		found = append(found, v)
+	}
+	return found
+}
+
+// findNumbersTwice judges each slot number of a semaphore as a lock of its own, whose tokens are
+// those of the number.
+func findNumbersTwice(lock string, holds []*Hold, offers history.Offers) []Violation {
+	byNumber := map[int][]*Hold{}
+	for _, h := range holds {
+		if h.Number == 0 {
+			continue
+		}
+		alone := *h
+		alone.Mode, alone.Token = history.Exclusive, h.NumberToken
+		byNumber[h.Number] = append(byNumber[h.Number], &alone)
+	}
+	var found []Violation
+	for _, number := range slices.Sorted(maps.Keys(byNumber)) {
+		all := findOverlaps(lock, byNumber[number])
+		if offers.Tokens {
+			all = append(all, checkTokens(lock, byNumber[number], offers)...)
+		}
+		for _, v := range all {
+			v.What = fmt.Sprintf("slot number %d: %s: %s", number-1, v.Rule, v.What)
+			v.Rule = RuleNumberTwice
+			found = append(found, v)
+		}
+	}
+	return found
+}
+
+// findNotLeaders finds observations of leaders that did not lead. A leader with a larger token leads
+// only after the one with a smaller token has left; and that one had not left when its release
+// proves that it was still there. If the store kept its data, no observation is older than its
+// leader.
+func findNotLeaders(lock string, observed []history.Event, holds []*Hold, offers history.Offers) []Violation {
+	byToken := map[uint64]*Hold{}
+	for _, h := range holds {
+		byToken[h.Token] = h
+	}
+	var found []Violation
+	next := 0
+	var proven *Hold // of the holds granted before an observation, one whose release came last
+	for _, e := range observed {
+		o := e.Observed
+		for ; next < len(holds) && holds[next].Return <= e.At; next++ {
+			if h := holds[next]; h.proven(offers) && (proven == nil || h.Release > proven.Release) {
+				proven = h
+			}
+		}
+		v := Violation{Rule: RuleNotLeader, Lock: lock, At: e.At}
+		switch leader := byToken[o.Token]; {
+		case o.Token == 0:
+			continue
+		case proven != nil && proven.Token < o.Token && e.At < proven.Release:
+			v.Grants, v.since = []string{proven.Grant}, proven.Return
+			v.What = fmt.Sprintf("%s was told that the candidate with token %d leads, while %s (token %d) led for another %v", e.Worker, o.Token,
+				proven.Grant, proven.Token, time.Duration(proven.Release-e.At).Round(time.Microsecond))
+		case leader != nil && o.Value != "" && publisher(o.Value) != leader.Worker:
+			v.Grants = []string{leader.Grant}
+			v.What = fmt.Sprintf("%s was told that %q leads with token %d, which is that of %s", e.Worker, o.Value, o.Token, leader.Grant)
+		default:
+			continue
+		}
+		found = append(found, v)
+	}
+	return found
+}
+
+// publisher returns the worker that publishes a value, which is all before the "#".
+func publisher(value string) string {
+	worker, _, _ := strings.Cut(value, "#")
+	return worker
 }
 
 // checkTokens checks whether the holds of a lock can have happened in the order of their tokens:
@@ -130,20 +286,20 @@ func checkTokens(lock string, holds []*Hold, offers history.Offers) []Violation 
 	var found []Violation
 	for _, check := range []struct {
 		rule string
-		end  func(*Hold) (earliest, latest int64)
+		ends func(*grant, *Hold)
 	}{
-		{RuleGrantedTwice, func(h *Hold) (int64, int64) { return storeEnd(h, offers.Proof) }},
-		{RuleValidity, func(h *Hold) (int64, int64) { return h.End, never }},
+		{RuleGrantedTwice, func(g *grant, h *Hold) { g.endInStore(h, offers.Proof) }},
+		{RuleValidity, (*grant).endForHolder},
 	} {
 		grants := make([]*grant, 0, len(holds))
 		for _, h := range holds {
-			g := &grant{name: h.Grant, token: h.Token, call: h.Call, returned: h.Return}
-			g.endMin, g.endMax = check.end(h)
+			g := &grant{name: h.Grant, worker: h.Worker, token: h.Token, mode: h.Mode, call: h.Call, returned: h.Return}
+			check.ends(g, h)
 			grants = append(grants, g)
 		}
 		for _, c := range findConflicts(grants) {
 			switch {
-			case c.earlier == nil || c.earlier.token != c.later.token:
+			case len(c.ahead) == 0 || c.ahead[0].token != c.later.token:
 				found = append(found, c.violation(check.rule, lock))
 			case check.rule == RuleGrantedTwice: // the other check finds the same
 				found = append(found, c.violation(RuleTokenTwice, lock))
@@ -153,40 +309,73 @@ func checkTokens(lock string, holds []*Hold, offers history.Offers) []Violation 
 	return found
 }
 
-// violation returns the conflict as a violation of a rule. It can be seen when both grants have
-// returned. If they returned in the order of their tokens, it lasts until the earlier hold ends; if
-// not, the tokens went back at some time between the two returns.
+// violation returns the conflict as a violation of a rule. It can be seen when all grants have
+// returned. If they returned in the order of their tokens, it lasts until the first of the earlier
+// holds ends; if not, the tokens went back at some time between two of the returns.
 func (c *conflict) violation(rule, lock string) Violation {
 	v := Violation{Rule: rule, Lock: lock, At: c.later.returned, What: c.why, Grants: []string{c.later.name}}
-	if c.earlier == nil {
+	if len(c.ahead) == 0 {
 		return v
 	}
-	if c.earlier.returned <= c.later.returned {
-		v.For = time.Duration(max(0, c.earlier.expired-c.later.returned))
+	first := slices.MinFunc(c.ahead, func(a, b *grant) int { return cmp.Compare(a.until(c.later), b.until(c.later)) })
+	last := slices.MaxFunc(c.ahead, func(a, b *grant) int { return cmp.Compare(a.returned, b.returned) })
+	if last.returned <= c.later.returned {
+		v.For = time.Duration(max(0, first.until(c.later)-c.later.returned))
 	} else {
-		v.since, v.At = c.later.returned, c.earlier.returned
+		v.since, v.At = c.later.returned, last.returned
 	}
-	v.Grants = []string{c.earlier.name, c.later.name}
-	v.What = fmt.Sprintf("%s (token %d) and %s (token %d): %s", c.earlier.name, c.earlier.token, c.later.name, c.later.token, c.why)
+	v.Grants = nil
+	var names []string
+	for _, g := range c.ahead {
+		v.Grants = append(v.Grants, g.name)
+		names = append(names, fmt.Sprintf("%s (token %d)", g.name, g.token))
+	}
+	v.Grants = append(v.Grants, c.later.name)
+	v.What = fmt.Sprintf("%s and %s (token %d): %s", strings.Join(names, ", "), c.later.name, c.later.token, c.why)
 	return v
 }
 
-// storeEnd returns the interval in which the store must have ended a hold. A release that proves
-// that the hold had lasted ended it. Any other release with a reply came after the end, which may
-// have been at any time before it, because sessions expire, rightly or wrongly.
-func storeEnd(h *Hold, proof bool) (earliest, latest int64) {
-	switch {
-	case h.Outcome == history.OK && proof:
-		return h.Release, h.Released
-	case h.Outcome == history.OK || h.Outcome == history.Failed:
-		return h.Call, h.Released
-	default:
-		return h.Call, never
+// until returns how long a grant kept a later one out.
+func (g *grant) until(later *grant) int64 {
+	if later.mode == history.Shared {
+		return g.shared
+	}
+	return g.expired
+}
+
+// endForHolder sets the times until which the holder believed in its hold.
+func (g *grant) endForHolder(h *Hold) {
+	g.endMin, g.endMax = h.End, never
+	if h.Downgrade != 0 {
+		g.downMin, g.downMax = h.exclusiveEnd(), never
 	}
 }
 
-// findDeletedEntries finds holds whose entries an eviction had deleted in one step with the entries
-// ahead of them: there was no moment at which such an entry was first in its line.
+// endInStore sets the interval in which the store must have ended a hold. A release that proves that
+// the hold had lasted ended it. Any other release with a reply came after the end, which may have
+// been at any time before it, because sessions expire, rightly or wrongly. A downgrade that
+// succeeded shows that the hold had lasted until then.
+func (g *grant) endInStore(h *Hold, proof bool) {
+	switch {
+	case h.Outcome == history.OK && proof:
+		g.endMin, g.endMax = h.Release, h.Released
+	case h.Outcome == history.OK || h.Outcome == history.Failed:
+		g.endMin, g.endMax = h.Call, h.Released
+	default:
+		g.endMin, g.endMax = h.Call, never
+	}
+	switch {
+	case h.Downgrade == 0:
+	case h.Downgraded != 0:
+		g.downMin, g.downMax = h.Downgrade, h.Downgraded
+	default:
+		g.downMin, g.downMax = min(h.Downgrade, g.endMin), never
+	}
+}
+
+// findDeletedEntries finds exclusive holds whose entries an eviction had deleted in one step with the
+// entries ahead of them: there was no moment at which such an entry was first in its line. (Entries
+// of other modes may have held the lock beside those ahead.)
 func findDeletedEntries(lock string, holds []*Hold, strikes []Strike) []Violation {
 	deleted := map[uint64]bool{}
 	for _, s := range strikes {
@@ -198,7 +387,7 @@ func findDeletedEntries(lock string, holds []*Hold, strikes []Strike) []Violatio
 	}
 	var found []Violation
 	for _, h := range holds {
-		if h.Token != 0 && deleted[h.Token] {
+		if h.Token != 0 && h.Mode == history.Exclusive && deleted[h.Token] {
 			found = append(found, Violation{
 				Rule: RuleDeletedEntry, Lock: lock, At: h.Return, For: time.Duration(max(0, h.End-h.Return)), Grants: []string{h.Grant},
 				What: fmt.Sprintf("%s (token %d) was granted the lock although its entry had been deleted together with all entries ahead of it",
@@ -357,15 +546,19 @@ type gap struct {
 }
 
 // findGaps returns, for one lock, the times from the end of a hold to the next grant during which
-// the lock was wanted. A hold ends when its holder no longer believes in it.
+// the lock was wanted: from the end of the last hold on or, if it is a semaphore, from when on a slot
+// was free. A hold ends when its holder no longer believes in it.
 func findGaps(calls []*Wait, holds []*Hold, end int64) []gap {
 	want := wantedPeriods(calls, end)
 	var found []gap
-	var free int64 // the latest end of the holds before
+	ends := make([]int64, capacity(calls)) // the latest ends of the holds before, the latest first
 	for i := range len(holds) + 1 {
-		next := end
+		next, free := end, ends[len(ends)-1]
 		if i < len(holds) {
 			next = holds[i].Return
+		}
+		if i > 0 {
+			free = max(free, holds[i-1].Return) // the next slot may have been free earlier
 		}
 		for _, w := range want {
 			if from, to := max(free, w.Call), min(next, w.Return); from < to {
@@ -373,11 +566,24 @@ func findGaps(calls []*Wait, holds []*Hold, end int64) []gap {
 			}
 		}
 		if i < len(holds) {
-			free = max(free, holds[i].End)
+			at, _ := slices.BinarySearchFunc(ends, holds[i].End, func(a, b int64) int { return cmp.Compare(b, a) })
+			ends = slices.Insert(ends, at, holds[i].End)[:len(ends)]
 		}
 	}
 	return found
 }
+
+// capacity returns how many can hold a lock at the same time, apart from readers.
+func capacity(calls []*Wait) int {
+	n := 1
+	for _, c := range calls {
+		n = max(n, c.Mode.Slots())
+	}
+	return min(n, maxCapacity)
+}
+
+// maxCapacity bounds what capacity returns, whatever a history says.
+const maxCapacity = 1000
 
 // findStranded finds locks that were wanted and not granted for longer than maxDelay while no fault
 // was active, or for ten times as long under any faults.

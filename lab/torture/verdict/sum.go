@@ -21,6 +21,9 @@ func Sum(verdicts ...*Verdict) *Verdict {
 		f.HandOvers += v.Figures.HandOvers
 		f.LongestGap = max(f.LongestGap, v.Figures.LongestGap)
 		f.add(v.Figures.Damage)
+		for _, r := range v.Reached {
+			sum.addReach(r)
+		}
 		for _, other := range v.Faults {
 			row := rows[other.Name]
 			if row == nil {
@@ -42,6 +45,15 @@ func Sum(verdicts ...*Verdict) *Verdict {
 	}
 	slices.SortFunc(sum.Faults, func(a, b FaultFigures) int { return cmp.Compare(a.Name, b.Name) })
 	return sum
+}
+
+func (v *Verdict) addReach(r Reach) {
+	i := slices.IndexFunc(v.Reached, func(other Reach) bool { return other.Name == r.Name })
+	if i < 0 {
+		v.Reached = append(v.Reached, r)
+		return
+	}
+	v.Reached[i].Times += r.Times
 }
 
 func (d *Damage) add(other Damage) {

@@ -24,6 +24,8 @@ type Verdict struct {
 	Figures    Figures     `json:"figures"`
 	// Faults has one row for each kind of fault, in the order of their names.
 	Faults []FaultFigures `json:"faults"`
+	// Reached says how often the run reached what proves something; see [Reached].
+	Reached []Reach `json:"reached"`
 
 	// The fields below are for the timeline.
 	Holds   []*Hold      `json:"-"`
@@ -68,12 +70,13 @@ type Figures struct {
 // Damage is the damage to the resource: to the cell that checks tokens, and to the one that does
 // not.
 type Damage struct {
-	// Overlaps are the violations of [RuleOverlap].
+	// Overlaps are the violations of [RuleOverlap], [RuleReaderBesideWriter] and [RuleTooMany].
 	Overlaps int `json:"overlaps"`
 	// Stale are the writes of older holds that reached the unfenced cell after writes of newer
 	// ones.
 	Stale int `json:"stale_unfenced"`
-	// LostUpdates are the unfenced writes that overwrote an update their writers had not read.
+	// LostUpdates are the unfenced writes that overwrote an update their writers had not read, and the
+	// readings that changed under a reader.
 	LostUpdates int `json:"lost_updates"`
 	// StaleAccepted are the violations of [RuleStaleWrite]. Refused are the writes that the fenced
 	// cell refused.
@@ -128,6 +131,7 @@ func Judge(h *history.History) *Verdict {
 	j.judgeWrites()
 	j.judgeLosses()
 	j.countCalls()
+	j.Reached = Reached(h)
 	j.Violations = append(j.Violations, checkExits(j.index)...)
 	j.Violations = append(j.Violations, checkFinalState(h.Events)...)
 	j.checkAmount()
@@ -263,19 +267,23 @@ func (j *judge) judgeLocks() {
 	waits := byLock(j.index.waits, func(w *Wait) string { return w.Lock })
 	calls := byLock(slices.Concat(j.index.waits, j.index.tries), func(w *Wait) string { return w.Lock })
 	holds := byLock(j.Holds, func(h *Hold) string { return h.Lock })
+	observed := byLock(j.index.observed, func(e history.Event) string { return e.Observed.Lock })
 	j.Figures.Locks = len(holds)
 	for _, lock := range slices.Sorted(maps.Keys(holds)) {
 		held := holds[lock]
-		found := findOverlaps(lock, held)
+		found := slices.Concat(findOverlaps(lock, held), findTooMany(lock, held))
 		for _, v := range found {
 			j.count(v.At, func(d *Damage) *int { return &d.Overlaps })
 		}
 		if j.Run.Offers.Tokens {
 			found = append(found, checkTokens(lock, held, j.Run.Offers)...)
+			found = append(found, findNotLeaders(lock, observed[lock], held, j.Run.Offers)...)
 			found = append(found, findDeletedEntries(lock, held, j.Strikes)...)
 		}
+		found = append(found, findNumbersTwice(lock, held, j.Run.Offers)...)
 		if j.Run.Offers.Fair {
-			found = append(found, findOvertaken(lock, waits[lock], held, j.Run.TTL, j.quiet)...)
+			inLine := slices.DeleteFunc(slices.Clone(waits[lock]), func(w *Wait) bool { return w.Set != "" && !j.Run.Offers.Sets })
+			found = append(found, findOvertaken(lock, inLine, held, j.Run.TTL, j.quiet)...)
 		}
 		found = append(found, findForgotten(lock, waits[lock], held, 3*j.maxGrantDelay(), j.End)...)
 		j.Violations = append(j.Violations, found...)
@@ -288,6 +296,7 @@ func (j *judge) judgeLocks() {
 		}
 		j.Violations = append(j.Violations, findStranded(lock, calls[lock], all, j.maxGrantDelay(), j.longestQuiet)...)
 	}
+	j.Violations = append(j.Violations, findCycles(j.index.waits, j.Holds, j.maxGrantDelay(), j.End, j.longestQuiet)...)
 }
 
 func (j *judge) countGrants(held []*Hold) {
@@ -339,15 +348,15 @@ func (j *judge) judgeWrites() {
 
 func (j *judge) judgeWrite(e history.Event, newest map[string]int64) {
 	w := e.Write
-	if w.Mode == "unfenced" && w.Read != w.Version {
+	if (w.Mode == "unfenced" || w.Mode == "reread") && w.Read != w.Version {
 		j.count(e.At, func(d *Damage) *int { return &d.LostUpdates })
 	}
 	if w.Refused {
 		j.count(e.At, func(d *Damage) *int { return &d.Refused })
 	}
 	h := j.index.byGrant[w.Grant]
-	if h == nil {
-		return // its holder was killed before it could record the hold
+	if h == nil || w.Mode == "reread" || w.Mode == "audit" && h.Mode != history.Exclusive {
+		return // its holder was killed before it could record the hold; or others may hold the lock too
 	}
 	if h.Return >= newest[w.Mode] {
 		if !w.Refused {
@@ -363,40 +372,47 @@ func (j *judge) judgeWrite(e history.Event, newest map[string]int64) {
 
 // judgeLosses compares the entries that the observer saw disappear with what the holders knew.
 func (j *judge) judgeLosses() {
-	byToken := map[string]map[uint64]*Hold{}
+	byToken := map[string]map[uint64][]*Hold{} // readers may share an entry
 	for _, h := range j.Holds {
 		if h.LostAt != 0 {
 			j.Figures.Lost++
 		}
 		if byToken[h.Lock] == nil {
-			byToken[h.Lock] = map[uint64]*Hold{}
+			byToken[h.Lock] = map[uint64][]*Hold{}
 		}
-		byToken[h.Lock][h.Token] = h
+		byToken[h.Lock][h.Token] = append(byToken[h.Lock][h.Token], h)
 	}
 	var delays []time.Duration
 	for _, e := range j.history.Events {
 		if e.Entry == nil || !e.Entry.Gone || e.Entry.Token == 0 {
 			continue
 		}
-		h := byToken[e.Entry.Lock][e.Entry.Token]
-		if h == nil || (h.Release != 0 && h.Release <= e.At) {
-			continue
-		}
-		if row := j.lastFault(e.At); e.At < h.Until && (row == nil || row.Name != history.Evict) {
-			j.Figures.RemovedEarly++
-		}
-		if late := h.End - e.At; late > 2*j.Run.TTL {
-			j.Violations = append(j.Violations, Violation{
-				Rule: RuleNotTold, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
-				What: fmt.Sprintf("%s believed in its hold for another %v after its entry had disappeared", h.Grant, time.Duration(late).Round(time.Millisecond)),
-			})
-		}
-		if h.LostAt > e.At {
-			delays = append(delays, time.Duration(h.LostAt-e.At))
+		for _, h := range byToken[e.Entry.Lock][e.Entry.Token] {
+			if delay := j.judgeLoss(h, e.At); delay > 0 {
+				delays = append(delays, delay)
+			}
 		}
 	}
 	slices.Sort(delays)
 	j.Figures.NotifiedP50, j.Figures.NotifiedP99 = quantile(delays, 0.5), quantile(delays, 0.99)
+}
+
+// judgeLoss judges a hold whose entry the observer saw disappear at a time. It returns how much later
+// the holder was notified; zero if it was not.
+func (j *judge) judgeLoss(h *Hold, at int64) time.Duration {
+	if h.Release != 0 && h.Release <= at {
+		return 0
+	}
+	if row := j.lastFault(at); at < h.Until && (row == nil || row.Name != history.Evict) {
+		j.Figures.RemovedEarly++
+	}
+	if late := h.End - at; late > 2*j.Run.TTL {
+		j.Violations = append(j.Violations, Violation{
+			Rule: RuleNotTold, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
+			What: fmt.Sprintf("%s believed in its hold for another %v after its entry had disappeared", h.Grant, time.Duration(late).Round(time.Millisecond)),
+		})
+	}
+	return time.Duration(max(0, h.LostAt-at))
 }
 
 // quantile returns the smallest value that at least the fraction q of the sorted values do not
@@ -483,17 +499,27 @@ func (s *Strike) mayHaveCaused(v *Violation, ttl int64) bool {
 	return s.From <= v.At && since <= s.To+ttl && int64(v.For) <= 2*ttl && (s.Lock == "" || s.Lock == v.Lock)
 }
 
-// mayHaveEnded reports whether a strike can have ended one of two holds without its holder knowing
-// it when the other was granted. If both were granted after the strike, it excuses nothing.
+// mayHaveEnded reports whether a strike can have ended one of several holds, which cannot exist
+// together, without its holder knowing it when the last of them was granted. If all were granted
+// after the strike, it excuses nothing.
 func (s *Strike) mayHaveEnded(holds []*Hold, run history.Run) bool {
-	if len(holds) != 2 {
+	if len(holds) < 2 {
 		return false
 	}
 	if len(s.Took) > 0 && holds[0].Token != 0 {
-		return slices.ContainsFunc(holds, func(h *Hold) bool { return h.Token == s.Took[0] && !h.proven(run.Offers) })
+		return slices.ContainsFunc(holds, func(h *Hold) bool { return s.tookHolder(h) && !h.proven(run.Offers) })
 	}
-	first := slices.MinFunc(holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
-	return first.Return <= s.To+s.grantDelay(run.TTL) && !first.proven(run.Offers)
+	holds = slices.Clone(holds)
+	slices.SortStableFunc(holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
+	return slices.ContainsFunc(holds[:len(holds)-1], func(h *Hold) bool {
+		return h.Return <= s.To+s.grantDelay(run.TTL) && !h.proven(run.Offers)
+	})
+}
+
+// tookHolder reports whether an eviction deleted the entry of a hold that may have held the lock
+// then: the first of the line, or one that can hold the lock beside others.
+func (s *Strike) tookHolder(h *Hold) bool {
+	return h.Token == s.Took[0] || h.Mode != history.Exclusive && slices.Contains(s.Took, h.Token)
 }
 
 // grantDelay is how long after the healing of a strike a hold may be granted at the latest if the
@@ -533,6 +559,11 @@ func (j *judge) checkAmount() {
 			if name = strings.TrimSpace(name); j.byFault[name] == nil {
 				add("%s was requested but never tried", name)
 			}
+		}
+	}
+	for _, name := range j.Run.Promised {
+		if !slices.ContainsFunc(j.Reached, func(r Reach) bool { return r.Name == name && r.Times > 0 }) {
+			add("it was never reached that %s", name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.byFault)) {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/lab/torture/history"
 	"github.com/stilelock/stile/lab/torture/locker"
 	"github.com/stilelock/stile/lab/torture/resource"
@@ -16,6 +17,7 @@ type activeHold struct {
 	*sequence
 	lock, grant string
 	hold        locker.Hold
+	as          resource.Writer // how it writes to the resource
 
 	lost       chan struct{} // closed when the holder has been notified that the hold is lost
 	stop       chan struct{} // closed to stop monitor
@@ -31,6 +33,7 @@ type activeHold struct {
 func (s *sequence) startHold(a *history.Acquire, h locker.Hold) *activeHold {
 	t := &activeHold{
 		sequence: s, lock: a.Lock, grant: a.Grant, hold: h, until: h.Until(),
+		as:   resource.Writer{Lock: a.Lock, Grant: a.Grant, Token: h.Token()},
 		lost: make(chan struct{}), stop: make(chan struct{}),
 	}
 	a.Token, a.Until = h.Token(), t.until
@@ -129,49 +132,89 @@ const maxThinkTime = 20 * time.Millisecond
 // round reads, works for a random time, and writes. It reports whether the resource accepted the
 // writes, that is, has not seen a newer holder.
 func (t *activeHold) round() (accepted bool, err error) {
-	version, err := t.resource.Read(t.lock)
+	version, err := t.resource.Read(t.as.Lock)
 	if err != nil {
 		return false, err
 	}
-	select {
-	case <-time.After(t.randomUpTo(maxThinkTime)):
-	case <-t.lost:
+	if t.think() {
 		return true, nil // valid returns false next
 	}
-	if err := t.resource.Unfenced(t.writer(), version); err != nil {
+	if err := t.resource.Unfenced(t.as, version); err != nil {
 		return false, err
 	}
 	if accepted, err := t.fenced(); !accepted || err != nil {
 		return accepted, err
 	}
-	return true, t.resource.Audit(t.writer())
+	return true, t.resource.Audit(t.as)
+}
+
+// think works for a random time, or until the holder is notified of the loss.
+func (t *activeHold) think() (lost bool) {
+	select {
+	case <-time.After(t.randomUpTo(maxThinkTime)):
+		return false
+	case <-t.lost:
+		return true
+	}
+}
+
+// read reads twice in each round, as one of several holders that only read, and records whether what
+// it has read changed meanwhile. It ends like work.
+func (t *activeHold) read(ctx context.Context, rounds int) error {
+	for ; rounds > 0 && ctx.Err() == nil && t.valid(); rounds-- {
+		version, err := t.resource.Read(t.as.Lock)
+		if err != nil {
+			return err
+		}
+		if t.think() {
+			return nil
+		}
+		if err := t.resource.Reread(t.as, version); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// audit writes to the audit log, as one of several holders. It ends like work.
+func (t *activeHold) audit(ctx context.Context, rounds int) error {
+	for ; rounds > 0 && ctx.Err() == nil && t.valid(); rounds-- {
+		if t.think() {
+			return nil
+		}
+		if err := t.resource.Audit(t.as); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fenced writes to the fenced cell, if the hold has a token.
 func (t *activeHold) fenced() (accepted bool, err error) {
-	if t.hold.Token() == 0 {
+	if t.as.Token == 0 {
 		return true, nil
 	}
-	return t.resource.Fenced(t.writer())
-}
-
-func (t *activeHold) writer() resource.Writer {
-	return resource.Writer{Lock: t.lock, Grant: t.grant, Token: t.hold.Token()}
+	return t.resource.Fenced(t.as)
 }
 
 // release releases the lock.
 func (t *activeHold) release() {
 	t.endWith(func(ctx context.Context) (history.Outcome, error) {
 		err := t.hold.Release(ctx)
-		switch {
-		case err == nil:
-			return history.OK, nil
-		case errors.Is(err, locker.ErrLost):
-			return history.Failed, err
-		default:
-			return history.Unknown, err
-		}
+		return endOutcome(err), err
 	})
+}
+
+// endOutcome is the outcome of a call that ends a hold.
+func endOutcome(err error) history.Outcome {
+	switch {
+	case err == nil:
+		return history.OK
+	case errors.Is(err, locker.ErrLost), errors.Is(err, stile.ErrLost):
+		return history.Failed
+	default:
+		return history.Unknown
+	}
 }
 
 // finish stops monitoring the hold, and returns the End to record.
@@ -185,15 +228,24 @@ func (t *activeHold) finish() history.End {
 // the call too: if the process is killed during the call, the hold must not appear to have
 // continued.
 func (t *activeHold) endWith(release func(context.Context) (history.Outcome, error)) {
+	e := t.beginEnd()
+	ctx, cancel := context.WithTimeout(context.Background(), t.config.Locker.TTL)
+	defer cancel()
+	outcome, err := release(ctx)
+	t.recordEnd(e, history.Now(), outcome, err)
+}
+
+// beginEnd stops monitoring the hold, and records its End as it is before the call that ends it.
+func (t *activeHold) beginEnd() history.End {
 	e := t.finish()
 	before := e
 	t.say(history.Event{At: e.Call, End: &before})
+	return e
+}
 
-	ctx, cancel := context.WithTimeout(context.Background(), t.config.Locker.TTL)
-	defer cancel()
-	var err error
-	e.Outcome, err = release(ctx)
-	e.Return, e.Err = history.Now(), errText(err)
+// recordEnd records the End after the call that ended the hold.
+func (t *activeHold) recordEnd(e history.End, at int64, outcome history.Outcome, err error) {
+	e.Return, e.Outcome, e.Err = at, outcome, errText(err)
 	t.say(history.Event{At: e.Return, End: &e})
 }
 

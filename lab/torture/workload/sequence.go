@@ -6,14 +6,17 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/lab/torture/history"
 	"github.com/stilelock/stile/lab/torture/locker"
 )
 
-// sequence repeats the steps of a workload, one after another. It acquires one lock at a time.
+// sequence repeats the steps of a workload, one after another. It acquires one lock at a time, except
+// in the workload Sets.
 type sequence struct {
 	*worker
-	rng *rand.Rand
+	number int // among those of the worker, from 0
+	rng    *rand.Rand
 }
 
 // randomUpTo returns a duration from zero to d.
@@ -26,35 +29,53 @@ func (s *sequence) pickLock() string { return s.locks[s.rng.IntN(len(s.locks))] 
 
 // wait waits for a lock until ctx ends. It returns nil if the lock was not acquired.
 func (s *sequence) wait(ctx context.Context, lock string) *activeHold {
-	a := &history.Acquire{Lock: lock, Grant: s.newGrant()}
-	s.say(history.Event{Asked: &history.Asked{Lock: lock, Grant: a.Grant}})
-	return s.acquire(ctx, a, s.locker.Lock)
+	return s.waitWith(ctx, &history.Acquire{Lock: lock}, s.locker.Lock)
+}
+
+// waitWith waits for a lock with lockFunc. a has the lock and the mode.
+func (s *sequence) waitWith(ctx context.Context, a *history.Acquire, lockFunc lockFunc) *activeHold {
+	a.Grant = s.newGrant()
+	s.say(history.Event{Asked: &history.Asked{Lock: a.Lock, Grant: a.Grant, Mode: a.Mode}})
+	return s.acquire(ctx, a, lockFunc)
 }
 
 // try tries for a lock without waiting. It returns nil if the lock was not acquired.
 func (s *sequence) try(ctx context.Context, lock string) *activeHold {
-	return s.acquire(ctx, &history.Acquire{Lock: lock, Grant: s.newGrant()}, s.locker.TryLock)
+	return s.tryWith(ctx, &history.Acquire{Lock: lock}, s.locker.TryLock)
 }
 
-func (s *sequence) acquire(ctx context.Context, a *history.Acquire, lockFunc func(context.Context, string) (locker.Hold, error)) *activeHold {
+// tryWith tries for a lock with lockFunc. a has the lock and the mode.
+func (s *sequence) tryWith(ctx context.Context, a *history.Acquire, lockFunc lockFunc) *activeHold {
+	a.Grant = s.newGrant()
+	return s.acquire(ctx, a, lockFunc)
+}
+
+// A lockFunc acquires a lock by its name, as a method of [locker.Locker] does.
+type lockFunc func(ctx context.Context, name string) (locker.Hold, error)
+
+func (s *sequence) acquire(ctx context.Context, a *history.Acquire, lockFunc lockFunc) *activeHold {
 	a.Call = history.Now()
 	h, err := lockFunc(ctx, a.Lock)
 	a.Return = history.Now()
-	switch {
-	case err == nil:
+	if err == nil {
 		a.Outcome = history.OK
 		return s.startHold(a, h)
-	case errors.Is(err, locker.ErrTryUnsupported):
-		return nil // no request was sent
-	case errors.Is(err, locker.ErrUnknownOutcome):
-		a.Outcome = history.Unknown
-	default:
-		a.Outcome = history.Failed
-		a.GaveUp = errors.Is(err, locker.ErrTaken) || ctx.Err() != nil
 	}
-	a.Err = err.Error()
-	s.say(history.Event{At: a.Return, Acquire: a})
+	if !errors.Is(err, locker.ErrTryUnsupported) { // then no request was sent
+		fail(ctx, a, err)
+		s.say(history.Event{At: a.Return, Acquire: a})
+	}
 	return nil
+}
+
+// fail sets the outcome of a call that has failed.
+func fail(ctx context.Context, a *history.Acquire, err error) {
+	a.Outcome, a.Err = history.Failed, err.Error()
+	if errors.Is(err, locker.ErrUnknownOutcome) {
+		a.Outcome = history.Unknown
+		return
+	}
+	a.GaveUp = errors.Is(err, locker.ErrTaken) || errors.Is(err, stile.ErrHeld) || ctx.Err() != nil
 }
 
 // pause waits after a call that failed.

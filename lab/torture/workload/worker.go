@@ -61,7 +61,7 @@ func (w *worker) work(ctx context.Context, p plan) error {
 	var sequences sync.WaitGroup
 	for i := range p.sequences {
 		sequences.Go(func() {
-			s := &sequence{worker: w, rng: w.newRand(i)}
+			s := &sequence{worker: w, number: i, rng: w.newRand(i)}
 			for ctx.Err() == nil && errs[i] == nil {
 				errs[i] = p.step(s, ctx)
 			}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,6 +41,19 @@ const (
 	// knows no deadline. Exited is recorded when `stile run` and all processes that it started have
 	// ended. If the command is killed, the resource records its End.
 	Command = "command"
+	// ReadWrite: two read-write locks. Each worker makes three calls at a time: most read, some write,
+	// and some of those downgrade their hold or yield it. Some readers have owners of their own, and so
+	// an entry of their own. Only Stile has this workload and the following ones.
+	ReadWrite = "read-write"
+	// Semaphore: a semaphore with three slots and one with two. Each worker makes two calls at a time,
+	// half of them for a slot with a number.
+	Semaphore = "semaphore"
+	// Election: one election. Each worker is a candidate, which proclaims other values when it leads,
+	// and resigns or yields; and it observes who leads.
+	Election = "election"
+	// Sets: four locks. Each worker makes two calls at a time: most are for two or three of the locks at
+	// once, in any order, and the others for one of them, some for reading.
+	Sets = "several-names"
 	// Final: one attempt at each of [Config.Locks] after the run, recorded as [history.Final].
 	Final = "final"
 )
@@ -89,7 +103,23 @@ func (c *Config) finalTimeout() time.Duration {
 func (c *Config) settleTimeout() time.Duration { return cmp.Or(c.SettleTimeout, 30*time.Second) }
 
 // Names returns the workloads that a run can have, which are all but Final.
-func Names() []string { return []string{Hot, Many, Long, Storm, Churn, Command} }
+func Names() []string {
+	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Election, Sets}
+}
+
+// Check returns an error if a workload does not exist, or is not possible with that kind of locker on
+// that kind of cluster.
+func Check(workload, kind, cluster string) error {
+	switch {
+	case !slices.Contains(Names(), workload):
+		return fmt.Errorf("unknown workload %q: use one of %s", workload, strings.Join(Names(), ", "))
+	case plans()[workload].recipe && kind != "stile":
+		return fmt.Errorf("the workload %s needs stile, not %s", workload, kind)
+	case (workload == ReadWrite || workload == Semaphore) && strings.HasPrefix(cluster, "redlock"):
+		return fmt.Errorf("the workload %s is not possible on %s, which has only exclusive locks", workload, cluster)
+	}
+	return nil
+}
 
 // plan describes a workload. Each worker runs the given number of sequences at the same time. Each
 // sequence repeats step, on the given number of locks.
@@ -97,17 +127,22 @@ type plan struct {
 	sequences int
 	locks     int
 	step      func(*sequence, context.Context) error // an error ends the worker
+	recipe    bool                                   // only Stile has it
 }
 
 func plans() map[string]plan {
 	return map[string]plan{
-		Hot:     {sequences: 1, locks: 1, step: (*sequence).hot},
-		Many:    {sequences: 4, locks: 200, step: (*sequence).many},
-		Long:    {sequences: 1, locks: 3, step: (*sequence).long},
-		Storm:   {sequences: 4, locks: 3, step: (*sequence).storm},
-		Churn:   {sequences: 1, locks: 4, step: (*sequence).churn},
-		Command: {sequences: 1, locks: 2, step: (*sequence).command},
-		Final:   {sequences: 8, step: (*sequence).final},
+		Hot:       {sequences: 1, locks: 1, step: (*sequence).hot},
+		Many:      {sequences: 4, locks: 200, step: (*sequence).many},
+		Long:      {sequences: 1, locks: 3, step: (*sequence).long},
+		Storm:     {sequences: 4, locks: 3, step: (*sequence).storm},
+		Churn:     {sequences: 1, locks: 4, step: (*sequence).churn},
+		Command:   {sequences: 1, locks: 2, step: (*sequence).command},
+		ReadWrite: {sequences: 3, locks: 2, step: (*sequence).readWrite, recipe: true},
+		Semaphore: {sequences: 2, locks: len(slots), step: (*sequence).semaphore, recipe: true},
+		Election:  {sequences: 2, locks: 1, step: (*sequence).election, recipe: true},
+		Sets:      {sequences: 2, locks: 4, step: (*sequence).several, recipe: true},
+		Final:     {sequences: 8, step: (*sequence).final},
 	}
 }
 

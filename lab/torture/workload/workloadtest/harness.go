@@ -2,9 +2,11 @@
 package workloadtest
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -121,6 +123,27 @@ func (s *Harness) await(what string, seen int, matches func(history.Event) bool)
 		case <-changed:
 		case <-timeout:
 			s.t.Fatalf("got no %s in time", what)
+		}
+	}
+}
+
+// AwaitHistory waits until the history so far is as wanted. The test fails after three minutes.
+func (s *Harness) AwaitHistory(what string, wanted func(*history.History) bool) {
+	s.t.Helper()
+	timeout := time.After(awaitTimeout)
+	for ticker := time.NewTicker(200 * time.Millisecond); ; {
+		s.mu.Lock()
+		events := slices.Clone(s.events)
+		s.mu.Unlock()
+		slices.SortStableFunc(events, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
+		if wanted(&history.History{Events: events}) {
+			ticker.Stop()
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-timeout:
+			s.t.Fatalf("did not reach %s in time", what)
 		}
 	}
 }

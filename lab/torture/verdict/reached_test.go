@@ -1,0 +1,117 @@
+package verdict
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// Each thing that can be reached is reached by the events here, and not without their essential part.
+func TestReached(t *testing.T) {
+	const x, r = history.Exclusive, history.Shared
+	two := history.Slot(2)
+	for name, c := range map[string]struct{ reached, not func(*scenario) }{
+		ReachReader:  {func(s *scenario) { s.holds(r, "w1", 20, 300, 301, 400) }, func(*scenario) {}},
+		ReachReaders: {func(s *scenario) { s.holds(r, "w1", 20, 300, 301, 400); s.holds(r, "w2", 21, 300, 301, 400) }, func(s *scenario) { s.holds(r, "w1", 20, 300, 301, 400); s.holds(r, "w2", 21, 400, 401, 450) }},
+		ReachWriterWaited: {
+			func(s *scenario) { s.holds(r, "w1", 20, 300, 301, 400); s.holds(x, "w2", 21, 310, 401, 450) },
+			func(s *scenario) { s.holds(r, "w1", 20, 300, 301, 400); s.holds(x, "w2", 21, 402, 403, 450) },
+		},
+		ReachDowngrade: {
+			func(s *scenario) {
+				s.holds(x, "w1", 20, 300, 301, 400)
+				s.downgrades("w1", 20, 340, history.OK)
+				s.holds(r, "w2", 21, 310, 350, 450)
+			},
+			func(s *scenario) {
+				s.holds(x, "w1", 20, 300, 301, 400)
+				s.downgrades("w1", 20, 340, history.OK)
+				s.holds(r, "w2", 21, 341, 350, 450) // asked later
+			},
+		},
+		ReachSlot:   {func(s *scenario) { s.holds(two, "w1", 20, 300, 301, 400) }, func(s *scenario) { s.numbered(0, 1, "w1", 20, 300, 301, 400) }},
+		ReachNumber: {func(s *scenario) { s.numbered(0, 1, "w1", 20, 300, 301, 400) }, func(s *scenario) { s.holds(two, "w1", 20, 300, 301, 400) }},
+		ReachFull: {
+			func(s *scenario) {
+				s.holds(two, "w1", 20, 300, 301, 400)
+				s.holds(two, "w2", 21, 302, 320, 400)
+				s.holds(two, "w3", 22, 310, 401, 450)
+			},
+			func(s *scenario) { s.holds(two, "w1", 20, 300, 301, 400); s.holds(two, "w2", 21, 302, 320, 400) },
+		},
+		ReachObserved: {
+			func(s *scenario) { s.hold("w1", 20, 300, 301, 400); s.observes(350, 20, "w1#1") },
+			func(s *scenario) {
+				s.hold("w1", 20, 300, 301, 400)
+				s.observes(450, 20, "w1#1")
+				s.observes(460, 0, "")
+			},
+		},
+		ReachYield: {
+			func(s *scenario) { s.hold("w2", 21, 310, 402, 410); s.yields("w1", 20, 22, 420) },
+			func(s *scenario) { s.yields("w1", 20, 22, 420) },
+		},
+		ReachTwoLocks:   {func(s *scenario) { s.set("w1.1", 300, 310, true, "a", "b") }, func(s *scenario) { s.set("w1.1", 300, 310, false, "a", "b") }},
+		ReachThreeLocks: {func(s *scenario) { s.set("w1.1", 300, 310, true, "a", "b", "c") }, func(s *scenario) { s.set("w1.1", 300, 310, true, "a", "b") }},
+		ReachSetWaited: {
+			func(s *scenario) { s.hold("w2", 21, 300, 301, 350); s.set("w1.1", 310, 360, true, "demo", "b") },
+			func(s *scenario) { s.hold("w2", 21, 300, 301, 350); s.set("w1.1", 310, 360, true, "a", "b") },
+		},
+		ReachSetLost: {
+			func(s *scenario) { s.set("w1.1", 300, 600, true, "demo", "b"); s.evicts(450, 451, 21, 22) },
+			func(s *scenario) { s.set("w1.1", 300, 600, true, "demo", "b"); s.evicts(450, 451, 21) },
+		},
+		ReachPaused: {
+			func(s *scenario) {
+				s.acquires("w1", 20, 300, 301)
+				s.fault(1, "holder-pause", "w1", "holder", 350, 2400)
+			},
+			func(s *scenario) {
+				s.acquires("w1", 20, 300, 301)
+				s.fault(1, "holder-pause", "w1", "holder", 350, 2300)
+			},
+		},
+		ReachKilled: {
+			func(s *scenario) { s.acquires("w1", 20, 300, 301); s.fault(1, "holder-kill", "w1", "holder", 350, 350) },
+			func(s *scenario) {
+				s.hold("w1", 20, 300, 301, 340)
+				s.fault(1, "holder-kill", "w1", "holder", 350, 350)
+			},
+		},
+		ReachEvicted: {func(s *scenario) { s.evicts(340, 341, 20) }, func(s *scenario) { s.fault(1, "reset", "all", "", 340, 341) }},
+		ReachLeaderChanged: {
+			func(s *scenario) {
+				s.fault(1, "leader-kill", "s1", "leader", 340, 400)
+				s.hold("w1", 20, 330, 420, 430)
+			},
+			func(s *scenario) {
+				s.fault(1, "server-kill", "s1", "follower", 340, 400)
+				s.hold("w1", 20, 330, 420, 430)
+			},
+		},
+	} {
+		for _, want := range []bool{true, false} {
+			s := newScenario(t)
+			if want {
+				c.reached(s)
+			} else {
+				c.not(s)
+			}
+			s.Run.Promised = []string{name}
+			v := Judge(s.withFinals())
+			missed := slices.ContainsFunc(v.Violations, func(v Violation) bool { return v.Rule == RuleTooLittle && strings.Contains(v.What, name) })
+			if missed == want {
+				t.Errorf("%q: got reached: %v, want %v", name, !missed, want)
+			}
+		}
+	}
+}
+
+// yields adds a hold that a worker yields at 400, and the one that it gets for it.
+func (s *scenario) yields(worker string, token, next uint64, got int64) {
+	s.hold(worker, token, 300, 301, 400)
+	s.hold(worker, next, 400, got, got+10)
+	s.Events[len(s.Events)-2].Acquire.Yielded = grantName(worker, token)
+}
