@@ -59,7 +59,7 @@ servers: $(BIN)/etcd $(BIN)/etcdctl
 	tools/packages
 
 # Without the workspace, because golangci-lint's requirements must not change the versions that Stile is built with.
-tool = cd $(<D) && $(rare_gc) GOWORK=off go build -o $@
+tool = cd $(<D) && GOGC=off GOMEMLIMIT=1GiB GOWORK=off go build -o $@
 $(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
 $(BIN)/gotestsum: tools/gotestsum/go.mod tools/gotestsum/go.sum
 $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/prose $(BIN)/release: tools/go.mod tools/go.sum
