@@ -40,6 +40,7 @@ func TestDeadline_movesWithEachRenewal(t *testing.T) {
 // The deadline counts from the request, because the store counts the TTL from before it sent the
 // reply.
 // Promise: P6
+// Bug: RedissonWriteLock
 func TestDeadline_countsFromTheRequest(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open, memstore.Confirm, memstore.Enqueue))
@@ -102,6 +103,7 @@ func TestLoss_byExpiry(t *testing.T) {
 	}
 }
 
+// Bug: CURATOR-171
 func TestLoss_byEviction(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -230,6 +232,7 @@ func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
 
 // The first reply or notification that reports the end of the session ends all its holds. They do
 // not wait for the next renewal.
+// Bug: CURATOR-653
 func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 	for what, learn := range map[string]func(t *testing.T, w *testEnv, ann *stile.Client){
 		"a Lock": func(t *testing.T, w *testEnv, ann *stile.Client) {
@@ -568,6 +571,7 @@ func TestRelease_endedContext(t *testing.T) {
 // The hold ends at once. The release continues in the background and frees the lock when the store
 // is reachable again.
 // Promise: P5
+// Bug: etcd #22123
 func TestRelease_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -684,6 +688,7 @@ func TestLoss_allHoldsOfASessionTogether(t *testing.T) {
 	})
 }
 
+// Bug: CURATOR-696
 func TestLoss_oldSessionDoesNotAffectNew(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")

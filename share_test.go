@@ -44,6 +44,7 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 
 // A reader that arrives while a writer waits behind the entry of the reader's process gets a new
 // entry behind that writer.
+// Bug: redisson #5379
 func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -61,6 +62,7 @@ func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 	})
 }
 
+// Bug: redisson #5379
 func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -121,6 +123,7 @@ func (t noContentionTicket) Extensions() store.Extensions {
 
 // Even if the store does not report a waiting writer, readers can join an admitted entry only for a
 // second, so that the writer is admitted.
+// Bug: redisson #5379
 func TestShare_windowEndsWithoutNotification(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
@@ -164,6 +167,7 @@ func TestShare_firstGivesUp(t *testing.T) {
 
 // The first reader enqueues the shared entry. If its request is lost and it gives up, the others do
 // not keep waiting for it.
+// Bug: CURATOR-462
 func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is lost": {Drop: true},
@@ -260,6 +264,7 @@ func TestShare_releaseAfterIsUnsupported(t *testing.T) {
 	})
 }
 
+// Bug: CURATOR-335
 func TestSlots_eachHasAnEntry(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")

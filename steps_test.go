@@ -22,6 +22,7 @@ import (
 // another, hold it for a second and release it. In some, the second and the last caller yield it and
 // hold it for another second before that.
 // Promise: P5
+// Bug: CURATOR-653, CURATOR-462
 func TestQueue_failureAtEachStep(t *testing.T) {
 	const numbered = "numbered slots"
 	scripts := map[string][4]line.Mode{

@@ -113,6 +113,7 @@ func TestRecipes_tableOfStores(t *testing.T) {
 // Several clients use a read-write lock, a semaphore and an election at random, on real servers. The
 // models check every hold.
 // Promise: P1, P7
+// Bug: etcd #6408
 func TestRecipes_history(t *testing.T) {
 	for _, b := range append([]backend{{"memory", nil}}, backends...) {
 		t.Run(b.name, func(t *testing.T) {

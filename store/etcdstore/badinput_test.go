@@ -31,6 +31,7 @@ func wantErrorContains(t *testing.T, err error, what ...string) {
 	}
 }
 
+// Bug: madelson/DistributedLock
 func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 	t.Parallel()
 	a := newName(t)

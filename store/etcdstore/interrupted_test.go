@@ -230,6 +230,7 @@ func TestEnqueue_contextEnds(t *testing.T) {
 }
 
 // Promise: P5
+// Bug: RedissonMultiLock
 func TestEnqueue_connectionCut(t *testing.T) {
 	t.Parallel()
 	c := newInterrupter(t)
