@@ -359,6 +359,30 @@ func TestElection_observe(t *testing.T) {
 	})
 }
 
+// Each of several observers, of several clients, learns of each change.
+// Bug: redisson #5349, Observe in etcd
+func TestElection_everyObserverIsNotified(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ctx, stop := context.WithCancel(t.Context())
+		var observers []*observed
+		for range 3 {
+			c := w.client("observer")
+			observers = append(observers, observe(ctx, c), observe(ctx, c))
+		}
+		time.Sleep(time.Second)
+		lead, err := w.client("ann").Election("a").Campaign(t.Context(), "ann")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		release(t, lead.Hold)
+		for _, o := range observers {
+			o.expect(t, "nobody", "ann", "nobody")
+		}
+		stop()
+	})
+}
+
 // After an outage Observe yields the leader again, even if it is the same.
 func TestElection_observeDuringOutage(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {

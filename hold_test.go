@@ -40,7 +40,6 @@ func TestDeadline_movesWithEachRenewal(t *testing.T) {
 // The deadline counts from the request, because the store counts the TTL from before it sent the
 // reply.
 // Promise: P6
-// Bug: RedissonWriteLock
 func TestDeadline_countsFromTheRequest(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open, memstore.Confirm, memstore.Enqueue))
@@ -116,6 +115,32 @@ func TestLoss_byEviction(t *testing.T) {
 		expectHeld(t, other) // the session continues
 		w.expectLine("b", "ann")
 	})
+}
+
+// A hold in any mode is lost when its entry is deleted, a waiter goes on with a new entry, and the next
+// holder has another token.
+// Promise: P6
+// Bug: CURATOR-171
+func TestLoss_byEvictionInEveryMode(t *testing.T) {
+	for kind, method := range everyKind {
+		t.Run(kind, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ann, bob := w.client("ann"), w.client("bob")
+				acquire := func(c *stile.Client) func() (*stile.Hold, error) {
+					return func() (*stile.Hold, error) { return method(t.Context(), c, stile.LockOptions{}) }
+				}
+				h := waitWith(t, acquire(ann)).expectHoldNow()
+				next := waitWith(t, acquire(bob))
+				w.evict("a", "ann")
+				expectLost(t, h, stile.LostEvicted)
+				again := next.expectHoldNow()
+				if again.Token() <= h.Token() {
+					t.Errorf("tokens: got %d after %d, want an increase", again.Token(), h.Token())
+				}
+				release(t, again)
+			})
+		})
+	}
 }
 
 func TestLoss_reasons(t *testing.T) {

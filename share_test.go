@@ -42,6 +42,31 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 	})
 }
 
+// The session is renewed as long as a reader is left, and one reader's release ends no renewal that
+// another needs.
+// Promise: P1
+// Bug: redisson #1604
+func TestShare_renewedUntilLastRelease(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		var readers []*stile.Hold
+		for range 3 {
+			readers = append(readers, lockFor(t, ann, "a", line.Shared))
+		}
+		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
+		for len(readers) > 0 {
+			time.Sleep(3 * ttl)
+			for _, h := range readers {
+				expectHeld(t, h)
+			}
+			writer.expectWaiting()
+			release(t, readers[0])
+			readers = readers[1:]
+		}
+		release(t, writer.expectHoldNow())
+	})
+}
+
 // A reader that arrives while a writer waits behind the entry of the reader's process gets a new
 // entry behind that writer.
 // Bug: redisson #5379

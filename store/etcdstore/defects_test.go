@@ -203,7 +203,6 @@ func TestStockWaiter_notNotifiedThatKeyIsGone(t *testing.T) {
 }
 
 // B3 in the stock mutex; for Stile see interrupted_test.go.
-// Bug: etcd #21128
 func TestStockLock_leaksKeyWhenContextEnds(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)

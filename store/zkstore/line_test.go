@@ -71,7 +71,6 @@ func TestFollower_readBeforeDowngrade(t *testing.T) {
 // Two readers of one session: a read was answered before the second was created, and is applied
 // after that. It says nothing about the second reader.
 // Promise: P6
-// Bug: solid_queue #456
 func TestFollower_readBeforeEntry(t *testing.T) {
 	t.Parallel()
 	const first, second = "_c_" + ours + "-shared-lock-0000000001", "_c_" + ours + "-shared-lock-0000000002"
