@@ -267,13 +267,18 @@ func TestPolling_replacesLostMessages(t *testing.T) {
 	noMessages, interceptor := interceptedStore(t, server.Addr())
 	noMessages.DropMessages()
 	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, noMessages, longTTL)
-	name := newName(t)
-	first := hold(t, a, name)
-	second := join(t, b, name, line.Exclusive)
-	second.checkStillWaits(t, interceptor)
-	first.leave(t)
-	second.await(t, store.Admitted)
-	second.leave(t)
+	for _, modes := range [][2]line.Mode{
+		{line.Exclusive, line.Exclusive}, {line.Exclusive, line.Shared}, {line.Shared, line.Exclusive}, {line.Slot(1), line.Slot(1)},
+	} {
+		name := newName(t)
+		first := join(t, a, name, modes[0])
+		first.await(t, store.Admitted)
+		second := join(t, b, name, modes[1])
+		second.checkStillWaits(t, interceptor)
+		first.leave(t)
+		second.await(t, store.Admitted)
+		second.leave(t)
+	}
 }
 
 // D6: the same, with connections that are cut repeatedly.
