@@ -247,6 +247,9 @@ func TestAuth_tokenExpiresDuringWait(t *testing.T) {
 	}
 	time.Sleep(3 * tokenTTL)
 	waiter.withdraw(t)
+	if n := strings.Count(e.Log(), "invalid auth token"); n < 2 {
+		t.Errorf("precondition failed: the server has refused %d expired tokens, want at least 2", n)
+	}
 }
 
 // Credentials that are wrong from the beginning are refused by clientv3.New already.
