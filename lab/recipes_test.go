@@ -148,7 +148,9 @@ type history struct {
 
 	rw       *model
 	slots    *model
+	mutex    *model
 	election *model
+	observer *observerModel
 	sets     map[string]*model // by name
 
 	mu      sync.Mutex
@@ -159,7 +161,8 @@ type history struct {
 func newHistory(t *testing.T, stores []store.Store) *history {
 	h := &history{
 		t: t, seed: rand.Uint64(), shared: stores[0].Capabilities().SharedModes,
-		rw: &model{limit: 1 << 20}, slots: &model{limit: historySlots}, election: &model{limit: 1},
+		rw: &model{limit: 1 << 20}, slots: &model{limit: historySlots}, mutex: &model{limit: 1}, election: &model{limit: 1},
+		observer: &observerModel{},
 		sets:    map[string]*model{"set/a": {limit: 1}, "set/b": {limit: 1}, "set/c": {limit: 1}},
 		granted: make(map[string]int), led: make(map[string]uint64),
 	}
@@ -354,44 +357,5 @@ func (h *history) observe(ctx context.Context) {
 		if led, ok := h.led[value]; ok && led != token {
 			h.t.Errorf("Observe: the leader %q with token %d, want %d", value, token, led)
 		}
-	}
-}
-
-// A model is what a lock promises: up to limit holds at a time, or one exclusive hold, and tokens that
-// exceed those of earlier conflicting holds.
-type model struct {
-	limit int
-
-	mu                        sync.Mutex
-	holders                   int
-	writing                   bool
-	lastToken, lastWriteToken uint64
-}
-
-func (m *model) enter(token uint64, exclusive bool) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var err error
-	switch {
-	case m.writing || exclusive && m.holders > 0 || m.holders >= m.limit:
-		err = fmt.Errorf("token %d, exclusive %v: held beside %d others, writer %v", token, exclusive, m.holders, m.writing)
-	case exclusive && token <= m.lastToken, token <= m.lastWriteToken:
-		err = fmt.Errorf("token %d, exclusive %v: the largest so far is %d, of writers %d", token, exclusive, m.lastToken, m.lastWriteToken)
-	}
-	m.holders++
-	m.writing = m.writing || exclusive
-	m.lastToken = max(m.lastToken, token)
-	if exclusive {
-		m.lastWriteToken = max(m.lastWriteToken, token)
-	}
-	return err
-}
-
-func (m *model) leave(exclusive bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.holders--
-	if exclusive {
-		m.writing = false
 	}
 }
