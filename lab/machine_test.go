@@ -227,7 +227,7 @@ type machine struct {
 	made     int
 	limit    int  // the operator's
 	healthy  bool // no fault since the last step healthy
-	front    bool // check the front of the line, as the store shows it
+	front    bool // the line can be read, so its front is checked
 
 	mu       sync.Mutex
 	sessions map[string]int // the client of each session
@@ -415,6 +415,7 @@ func (m *machine) run() {
 			m.end(holds[0])
 		}
 	}
+	m.awaitHealth()
 	if l := m.line(); len(l.Entries) > 0 {
 		m.r.Fatalf("entries at the end: %+v", l.Entries)
 	}
@@ -797,7 +798,7 @@ func (m *machine) checkObserver() {
 		}
 	}
 	switch {
-	case !m.healthy || len(leaders) == 0 && len(m.calls) > 0:
+	case !m.healthy || !m.front || len(leaders) == 0 && len(m.calls) > 0:
 	case len(leaders) == 0 && seen != nil:
 		m.r.Fatalf("observed %+v at last, although nobody leads", seen)
 	case len(leaders) > 0 && (seen == nil || seen.Token != leaders[0].hold.Token() || seen.Value != leaders[0].lead.Value()):
