@@ -382,7 +382,9 @@ func (m *machine) run() {
 		"cancel":  func(*rapid.T) { m.cancel() },
 		"yield":   func(*rapid.T) { m.yield() },
 		"break":   func(*rapid.T) { m.breakEntry() },
-		"wait":    func(r *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15_000).Draw(r, "ms")) * time.Millisecond) },
+		"wait": func(r *rapid.T) {
+			time.Sleep(time.Duration(rapid.IntRange(1, 15_000).Draw(r, "ms")) * time.Millisecond)
+		},
 		"cut":     func(r *rapid.T) { m.cutOff(rapid.IntRange(0, machineClients-1).Draw(r, "client")) },
 		"fault":   func(*rapid.T) { m.faultNext() },
 		"heal":    func(*rapid.T) { m.heal() },

@@ -163,8 +163,8 @@ func newHistory(t *testing.T, stores []store.Store) *history {
 		t: t, seed: rand.Uint64(), shared: stores[0].Capabilities().SharedModes,
 		rw: &model{limit: 1 << 20}, slots: &model{limit: historySlots}, mutex: &model{limit: 1}, election: &model{limit: 1},
 		observer: &observerModel{},
-		sets:    map[string]*model{"set/a": {limit: 1}, "set/b": {limit: 1}, "set/c": {limit: 1}},
-		granted: make(map[string]int), led: make(map[string]uint64),
+		sets:     map[string]*model{"set/a": {limit: 1}, "set/b": {limit: 1}, "set/c": {limit: 1}},
+		granted:  make(map[string]int), led: make(map[string]uint64),
 	}
 	t.Logf("seed %d", h.seed)
 	for _, st := range stores {
