@@ -201,9 +201,9 @@ func (h *history) run() {
 	observers.Wait()
 
 	// A kind that was never granted has not been tested (etcd #6408).
-	kinds := []string{"Campaign", "LockAll"}
+	kinds := []string{"Mutex", "Campaign", "LockAll"}
 	if h.shared {
-		kinds = append(kinds, "Lock", "RLock", "Acquire")
+		kinds = append(kinds, "Lock", "RLock", "Acquire", "Numbered")
 		h.triesSucceed()
 	}
 	for _, kind := range kinds {
@@ -211,7 +211,7 @@ func (h *history) run() {
 			h.t.Errorf("%s never succeeded: %v", kind, h.granted)
 		}
 	}
-	for _, name := range []string{"rw", "slots", "election", "set/a", "set/b", "set/c"} {
+	for _, name := range []string{"rw", "slots", "mutex", "election", "set/a", "set/b", "set/c"} {
 		l, err := h.clients[0].Line(h.t.Context(), name)
 		if err != nil || len(l.Holders)+len(l.Waiters) > 0 {
 			h.t.Errorf("the line %q at the end: %+v, %v; want it empty", name, l, err)
@@ -238,9 +238,9 @@ func (h *history) triesSucceed() {
 
 // step acquires one lock, perhaps gives up, holds it for a moment and releases it.
 func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
-	kinds := []string{"Lock", "RLock", "RLock", "TryLock", "TryRLock", "Acquire", "Acquire", "TryAcquire", "Campaign", "LockAll"}
+	kinds := []string{"Lock", "RLock", "RLock", "TryLock", "TryRLock", "Acquire", "Acquire", "Numbered", "TryAcquire", "Mutex", "Campaign", "LockAll"}
 	if !h.shared {
-		kinds = []string{"Campaign", "LockAll"}
+		kinds = []string{"Mutex", "Campaign", "LockAll"}
 	}
 	kind := kinds[rng.IntN(len(kinds))]
 	ctx, cancel := h.t.Context(), context.CancelFunc(func() {})
@@ -270,6 +270,12 @@ func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
 	case "Acquire":
 		m = h.slots
 		hold, err = sem.Acquire(ctx)
+	case "Numbered":
+		m = h.slots
+		hold, err = sem.Numbered().Acquire(ctx)
+	case "Mutex":
+		m, exclusive = h.mutex, true
+		hold, err = c.Mutex("mutex").Lock(ctx)
 	case "TryAcquire":
 		m = h.slots
 		hold, err = sem.TryAcquire(ctx)
@@ -297,7 +303,15 @@ func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
 	if err := m.enter(hold.Token(), exclusive); err != nil {
 		h.t.Errorf("%s: %v", kind, err)
 	}
+	if kind == "Numbered" {
+		if err := m.claim(hold.Slot(), hold.SlotToken()); err != nil {
+			h.t.Errorf("%s: %v", kind, err)
+		}
+	}
 	time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
+	if kind == "Numbered" {
+		m.unclaim(hold.Slot())
+	}
 	m.leave(exclusive)
 	if err := hold.Release(h.t.Context()); err != nil {
 		h.t.Errorf("%s: Release: %v", kind, err)
@@ -336,17 +350,15 @@ func (h *history) lockAll(ctx context.Context, c *stile.Client, rng *rand.Rand) 
 
 // observe checks that only candidates that were elected are named, and in order.
 func (h *history) observe(ctx context.Context) {
-	var last uint64
 	seen := make(map[string]uint64)
 	for l, err := range h.clients[0].Election("election").Observe(ctx) {
 		switch {
 		case err != nil:
 			h.t.Errorf("Observe: %v", err)
-		case l == nil:
-		case l.Token < last:
-			h.t.Errorf("Observe: token %d after %d", l.Token, last)
-		default:
-			last = l.Token
+		case l != nil:
+			if err := h.observer.see(l.Value, l.Token); err != nil {
+				h.t.Error(err)
+			}
 			seen[l.Value] = l.Token
 		}
 	}
