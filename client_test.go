@@ -108,6 +108,7 @@ func TestClient_opensSessionOnFirstUse(t *testing.T) {
 	})
 }
 
+// Bug: hazelcast-nodejs-client #898
 func TestClient_concurrentCallsOpenOneSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -468,6 +469,7 @@ func (s panickingStore) Open(ctx context.Context, opts store.SessionOptions) (st
 	return s.Store.Open(ctx, opts)
 }
 
+// Bug: hazelcast-csharp-client #884
 func TestClient_panicWhileOpeningAffectsOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := panickingStore{memstore.New(), make(chan struct{}), new(atomic.Bool)}

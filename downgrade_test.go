@@ -26,6 +26,7 @@ func downgrade(t *testing.T, h *stile.Hold) {
 // A writer that becomes a reader keeps its place: the readers directly behind it get in, the writer
 // behind them does not (CURATOR-276, CURATOR-621, redisson #4217).
 // Promise: P1, P3, P7
+// Bug: redisson #5349, CURATOR-276
 func TestHold_downgradeAdmitsReadersNotWriters(t *testing.T) {
 	for what, clients := range map[string][5]string{
 		"several processes": {"ann", "bob", "cid", "dan", "eve"},
@@ -73,6 +74,7 @@ func TestHold_downgradeAdmitsReadersNotWriters(t *testing.T) {
 // A reader of the same process never overtakes a writer of another one that waits behind a downgraded
 // entry, however early or late its client learns of that writer.
 // Promise: P3
+// Bug: CURATOR-276
 func TestHold_downgradedEntryIsNotShared(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -124,6 +126,7 @@ func TestHold_downgradeThenReaders(t *testing.T) {
 }
 
 // Asking for an upgrade is an error at once, also for a hold that was exclusive.
+// Bug: shakenfist #3802
 func TestHold_downgradeThenUpgradeIsReentrant(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")

@@ -111,6 +111,7 @@ func TestElection_inOrderOfArrival(t *testing.T) {
 // A candidate whose session is lost while it waits goes on waiting, in a new session. It never leads
 // by a session that has ended (tiflow 5753), and is not forgotten (charts 326).
 // Promise: P1, P7
+// Bug: CURATOR-653, charts #326
 func TestElection_candidateSurvivesLostSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -141,6 +142,7 @@ func eventuallyLine(t *testing.T, w *testEnv, want ...string) {
 
 // An error of Campaign leaves no candidate (etcd #21128).
 // Promise: P5
+// Bug: etcd #21128, CURATOR-462
 func TestElection_campaignGivenUp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		leader := campaign(t.Context(), t, w.client("ann"), "ann").expectHoldNow()
@@ -280,6 +282,7 @@ func TestElection_largestValue(t *testing.T) {
 }
 
 // Readers and holders of slots are no leaders.
+// Bug: etcd #18163
 func TestElection_onlyWritersLead(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -324,6 +327,7 @@ func (o *observed) expect(t *testing.T, want ...string) {
 }
 
 // Observe says that nobody leads (etcd's cannot), and names only who was first in line (etcd #18163).
+// Bug: etcd #18163, Observe in etcd
 func TestElection_observe(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -351,6 +355,30 @@ func TestElection_observe(t *testing.T) {
 		o.expect(t, "nobody", "ann", "ann again", "bob", "bob") // another leader with the same value
 		release(t, same.expectHoldNow())
 		o.expect(t, "nobody", "ann", "ann again", "bob", "bob", "nobody")
+		stop()
+	})
+}
+
+// Each of several observers, of several clients, learns of each change.
+// Bug: redisson #5349, Observe in etcd
+func TestElection_everyObserverIsNotified(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ctx, stop := context.WithCancel(t.Context())
+		var observers []*observed
+		for range 3 {
+			c := w.client("observer")
+			observers = append(observers, observe(ctx, c), observe(ctx, c))
+		}
+		time.Sleep(time.Second)
+		lead, err := w.client("ann").Election("a").Campaign(t.Context(), "ann")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		release(t, lead.Hold)
+		for _, o := range observers {
+			o.expect(t, "nobody", "ann", "nobody")
+		}
 		stop()
 	})
 }
@@ -414,6 +442,7 @@ func TestElectionRun_fReturns(t *testing.T) {
 // The work of a leader ends with its leadership, not with the process (kyverno 14984). Run campaigns
 // again, but not before f has returned: two calls of f never overlap.
 // Promise: P1, P6
+// Bug: charts #326, kyverno #14984
 func TestElectionRun_campaignsAgainAfterLoss(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -459,6 +488,7 @@ func TestElectionRun_campaignsAgainAfterLoss(t *testing.T) {
 // The loss is found only by Proclaim or by the release, because the notification is late. It is a loss
 // nevertheless.
 // Promise: P7
+// Bug: CURATOR-518
 func TestElectionRun_lossFoundLate(t *testing.T) {
 	for what, f := range map[string]func(context.Context, *stile.Leadership) error{
 		"by Proclaim": func(ctx context.Context, l *stile.Leadership) error { return l.Proclaim(ctx, "another") },
@@ -518,6 +548,7 @@ func TestElectionRun_otherKindAfterLoss(t *testing.T) {
 
 // Run goes on campaigning while the store is unreachable.
 // Promise: P7
+// Bug: charts #326, CURATOR-518
 func TestElectionRun_outage(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		w.faults(memstore.Fault{Err: errors.New("unreachable")}, on(memstore.Open))
@@ -539,6 +570,7 @@ func TestElectionRun_outage(t *testing.T) {
 	})
 }
 
+// Bug: CURATOR-518
 func TestElectionRun_contextEnds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		leader := campaign(t.Context(), t, w.client("bob"), "bob").expectHoldNow()
@@ -554,6 +586,7 @@ func TestElectionRun_contextEnds(t *testing.T) {
 	})
 }
 
+// Bug: CURATOR-518
 func TestElectionRun_errorsThatRepetitionDoesNotHelp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")

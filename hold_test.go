@@ -102,6 +102,7 @@ func TestLoss_byExpiry(t *testing.T) {
 	}
 }
 
+// Bug: CURATOR-171
 func TestLoss_byEviction(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -114,6 +115,32 @@ func TestLoss_byEviction(t *testing.T) {
 		expectHeld(t, other) // the session continues
 		w.expectLine("b", "ann")
 	})
+}
+
+// A hold in any mode is lost when its entry is deleted, a waiter goes on with a new entry, and the next
+// holder has another token.
+// Promise: P6
+// Bug: CURATOR-171
+func TestLoss_byEvictionInEveryMode(t *testing.T) {
+	for kind, method := range everyKind {
+		t.Run(kind, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ann, bob := w.client("ann"), w.client("bob")
+				acquire := func(c *stile.Client) func() (*stile.Hold, error) {
+					return func() (*stile.Hold, error) { return method(t.Context(), c, stile.LockOptions{}) }
+				}
+				h := waitWith(t, acquire(ann)).expectHoldNow()
+				next := waitWith(t, acquire(bob))
+				w.evict("a", "ann")
+				expectLost(t, h, stile.LostEvicted)
+				again := next.expectHoldNow()
+				if again.Token() <= h.Token() {
+					t.Errorf("tokens: got %d after %d, want an increase", again.Token(), h.Token())
+				}
+				release(t, again)
+			})
+		})
+	}
 }
 
 func TestLoss_reasons(t *testing.T) {
@@ -230,6 +257,7 @@ func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
 
 // The first reply or notification that reports the end of the session ends all its holds. They do
 // not wait for the next renewal.
+// Bug: CURATOR-653
 func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 	for what, learn := range map[string]func(t *testing.T, w *testEnv, ann *stile.Client){
 		"a Lock": func(t *testing.T, w *testEnv, ann *stile.Client) {
@@ -568,6 +596,7 @@ func TestRelease_endedContext(t *testing.T) {
 // The hold ends at once. The release continues in the background and frees the lock when the store
 // is reachable again.
 // Promise: P5
+// Bug: etcd #22123
 func TestRelease_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -684,6 +713,7 @@ func TestLoss_allHoldsOfASessionTogether(t *testing.T) {
 	})
 }
 
+// Bug: CURATOR-696
 func TestLoss_oldSessionDoesNotAffectNew(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")

@@ -20,6 +20,7 @@ func resize(t *testing.T, c *stile.Client, name string, slots int) {
 
 // The limit applies to all clients, wakes the waiters that now fit, and evicts nobody.
 // Promise: P1, P7
+// Bug: redisson #6664
 func TestResize_limitsAndWakes(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, operator := w.client("ann"), w.client("bob"), w.client("operator")

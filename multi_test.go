@@ -111,6 +111,7 @@ func TestLockAll_holdsAll(t *testing.T) {
 // Callers in several processes and goroutines name overlapping sets in random orders. All of them
 // get their locks (redisson #4050, #1160).
 // Promise: P1, P7
+// Bug: redisson #4050
 func TestLockAll_noDeadlock(t *testing.T) {
 	for seed := range uint64(20) {
 		bothForms(t, func(t *testing.T, w *testEnv) {
@@ -161,6 +162,7 @@ func TestLockAll_noDeadlock(t *testing.T) {
 }
 
 // Promise: P5
+// Bug: CURATOR-462
 func TestLockAll_givenUpLeavesNothing(t *testing.T) {
 	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -329,6 +331,7 @@ func TestLockAll_lossBeforeReturn(t *testing.T) {
 
 // A hook that panics leaves no lock behind.
 // Promise: P5
+// Bug: RedissonMultiLock
 func TestLockAll_panic(t *testing.T) {
 	bothForms(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann", func(o *stile.Options) {
@@ -353,6 +356,7 @@ func TestLockAll_panic(t *testing.T) {
 }
 
 // In an outage the releases of all locks together take no longer than that of one.
+// Bug: RedissonMultiLock
 func TestLockAll_releasesInOutage(t *testing.T) {
 	names := []string{"a", "b", "c", "d", "e", "f"}
 	for what, ends := range map[string]func(t *testing.T, w *testEnv, c *stile.Client, ctx context.Context){

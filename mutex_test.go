@@ -81,6 +81,7 @@ func TestMutex_sameName(t *testing.T) {
 	})
 }
 
+// Bug: RedissonWriteLock
 func TestLock_isNotReentrant(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -272,6 +273,7 @@ func TestDo_doesNotRunFWithoutLock(t *testing.T) {
 	})
 }
 
+// Bug: kyverno #14984
 func TestDo_lossEndsContextOfF(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")

@@ -11,6 +11,7 @@ import (
 
 // A caller that already holds the lock would wait for itself (shakenfist #3802).
 // Promise: P7
+// Bug: shakenfist #3802
 func TestNested_sameName(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -57,6 +58,7 @@ func TestNested_allowed(t *testing.T) {
 	})
 }
 
+// Bug: shakenfist #3802
 func TestNested_inDo(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		s := w.client("ann").Semaphore("a", 2)

@@ -80,6 +80,7 @@ func TestNumbered_besideOthers(t *testing.T) {
 
 // The number of a crashed process is free when its slot is.
 // Promise: P1, P4
+// Bug: redisson #2045
 func TestNumbered_crashedHolder(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		crashed := waitNumbered(t, w.client("ann"), "a", 2).expectHoldNow()
@@ -119,6 +120,7 @@ func TestNumbered_admittedTogether(t *testing.T) {
 }
 
 // Two releases at once free two numbers.
+// Bug: solid_queue #761
 func TestNumbered_releasedTogether(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -146,6 +148,7 @@ func TestNumbered_releasedTogether(t *testing.T) {
 
 // A claim that fails ends the attempt, and leaves neither an entry nor a number.
 // Promise: P5
+// Bug: CURATOR-462
 func TestNumbered_claimFails(t *testing.T) {
 	failed := errors.New("failed")
 	for what, fault := range map[string]memstore.Fault{

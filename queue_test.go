@@ -97,6 +97,7 @@ func TestQueue_namesAreIndependent(t *testing.T) {
 
 // A release causes one request and wakes only the next waiter.
 // Promise: P4
+// Bug: solid_queue #630
 func TestQueue_wakesOnlyTheNext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lock(t, w.client("ann"), "a")
@@ -273,6 +274,7 @@ func TestGiveUp_errorMatchesContextError(t *testing.T) {
 	})
 }
 
+// Bug: hazelcast-csharp-client #884
 func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -290,6 +292,7 @@ func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
 // If the caller gives up during the request, no entry is left and nobody waits for one, whether or
 // not the request was carried out.
 // Promise: P5
+// Bug: CURATOR-462
 func TestGiveUp_duringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is slow": {Delay: time.Second},

@@ -23,6 +23,7 @@ func waitRead(t *testing.T, c *stile.Client, name string) *waiter {
 }
 
 // Promise: P1, P3
+// Bug: redisson #5349
 func TestRWMutex_inOrderOfArrival(t *testing.T) {
 	for what, clients := range map[string][5]string{
 		"five processes": {"ann", "bob", "cid", "dan", "eve"},
@@ -66,6 +67,7 @@ func TestRWMutex_inOrderOfArrival(t *testing.T) {
 // writer of a fourth process gets in nevertheless, within the time that readers hold the lock
 // (redisson #5379, rustfs #6573).
 // Promise: P3, P7
+// Bug: rustfs #5939, redisson #5379
 func TestRWMutex_readersThatNeverStopDoNotStarveWriter(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		const stay = 10 * time.Millisecond
@@ -115,6 +117,7 @@ func TestRWMutex_readersThatNeverStopDoNotStarveWriter(t *testing.T) {
 
 // A try for reading must not overtake a waiting writer (kazoo #213).
 // Promise: P3
+// Bug: kazoo #213
 func TestRWMutex_tryRLock(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
@@ -145,6 +148,7 @@ func TestRWMutex_tryRLock(t *testing.T) {
 
 // The read lock of a crashed process ends like any other lock (rustfs #5939).
 // Promise: P4
+// Bug: redisson #7098, rustfs #5939
 func TestRWMutex_crashedReaderLetsWriterIn(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		reader := waitRead(t, w.client("ann"), "a").expectHoldNow()

@@ -40,6 +40,7 @@ func TestSemaphore_inOrderOfArrival(t *testing.T) {
 // A hold is released once, however often Release is called: a second slot does not become free
 // (solid_queue 761).
 // Promise: P1
+// Bug: solid_queue #761
 func TestSemaphore_releasedTwice(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -57,6 +58,7 @@ func TestSemaphore_releasedTwice(t *testing.T) {
 
 // Two slots become free at the same time, and both waiters are admitted (redisson #6664).
 // Promise: P7
+// Bug: redisson #6664
 func TestSemaphore_severalSlotsBecomeFreeTogether(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -73,6 +75,7 @@ func TestSemaphore_severalSlotsBecomeFreeTogether(t *testing.T) {
 
 // The slot of a crashed process is free after the TTL (redisson #2045).
 // Promise: P4
+// Bug: redisson #2045, CURATOR-335
 func TestSemaphore_crashedHolderLosesSlot(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		crashed := waitSlot(t, w.client("ann"), "a", 2).expectHoldNow()
@@ -90,6 +93,7 @@ func TestSemaphore_crashedHolderLosesSlot(t *testing.T) {
 	})
 }
 
+// Bug: kazoo #213
 func TestSemaphore_tryAcquire(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann").Semaphore("a", 2), w.client("bob").Semaphore("a", 2)
@@ -113,6 +117,7 @@ func TestSemaphore_tryAcquire(t *testing.T) {
 
 // All clients must agree on the number of slots (Curator and Redisson do not check it), and on the
 // kind of lock (hazelcast #20387).
+// Bug: hazelcast #20387
 func TestSemaphore_otherKind(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")

@@ -42,8 +42,34 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 	})
 }
 
+// The session is renewed as long as a reader is left, and one reader's release ends no renewal that
+// another needs.
+// Promise: P1
+// Bug: redisson #1604
+func TestShare_renewedUntilLastRelease(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		var readers []*stile.Hold
+		for range 3 {
+			readers = append(readers, lockFor(t, ann, "a", line.Shared))
+		}
+		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
+		for len(readers) > 0 {
+			time.Sleep(3 * ttl)
+			for _, h := range readers {
+				expectHeld(t, h)
+			}
+			writer.expectWaiting()
+			release(t, readers[0])
+			readers = readers[1:]
+		}
+		release(t, writer.expectHoldNow())
+	})
+}
+
 // A reader that arrives while a writer waits behind the entry of the reader's process gets a new
 // entry behind that writer.
+// Bug: redisson #5379
 func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -61,6 +87,7 @@ func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 	})
 }
 
+// Bug: redisson #5379
 func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -121,6 +148,7 @@ func (t noContentionTicket) Extensions() store.Extensions {
 
 // Even if the store does not report a waiting writer, readers can join an admitted entry only for a
 // second, so that the writer is admitted.
+// Bug: redisson #5379
 func TestShare_windowEndsWithoutNotification(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
@@ -164,6 +192,7 @@ func TestShare_firstGivesUp(t *testing.T) {
 
 // The first reader enqueues the shared entry. If its request is lost and it gives up, the others do
 // not keep waiting for it.
+// Bug: CURATOR-462
 func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is lost": {Drop: true},
@@ -260,6 +289,7 @@ func TestShare_releaseAfterIsUnsupported(t *testing.T) {
 	})
 }
 
+// Bug: CURATOR-335
 func TestSlots_eachHasAnEntry(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")

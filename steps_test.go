@@ -23,6 +23,7 @@ import (
 // another, hold it for a second and release it. In some, the second and the last caller yield it and
 // hold it for another second before that. In others, all but the second caller lock two names at once.
 // Promise: P5
+// Bug: CURATOR-653, CURATOR-462
 func TestQueue_failureAtEachStep(t *testing.T) {
 	const numbered = "numbered slots"
 	const together, oneByOne = "two names in one step", "two names one by one"

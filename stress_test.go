@@ -20,6 +20,7 @@ import (
 // faults end. At no time are two conflicting holds of a name valid, and tokens increase. After the
 // faults every goroutine gets every lock. After all clients were closed, the store is empty.
 // Promise: P1
+// Bug: etcd #6408
 func TestStress(t *testing.T) {
 	total := stressCounts{}
 	for seed := range uint64(12) {

@@ -209,6 +209,7 @@ func TestWatch_quietWithoutChanges(t *testing.T) {
 
 // Changes while the body of the loop is busy are read afterwards.
 // Promise: P7
+// Bug: Observe in etcd
 func TestWatch_slowLoopSeesLastState(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")

@@ -115,6 +115,7 @@ func TestRecipes_tableOfStores(t *testing.T) {
 // Several clients use a read-write lock, a semaphore and an election at random, on real servers. The
 // models check every hold.
 // Promise: P1, P7
+// Bug: etcd #6408
 func TestRecipes_history(t *testing.T) {
 	for _, b := range append([]backend{{"memory", nil}}, backends...) {
 		t.Run(b.name, func(t *testing.T) {
@@ -149,7 +150,9 @@ type history struct {
 
 	rw       *model
 	slots    *model
+	mutex    *model
 	election *model
+	observer *observerModel
 	sets     map[string]*model // by name
 
 	mu      sync.Mutex
@@ -160,9 +163,10 @@ type history struct {
 func newHistory(t *testing.T, stores []store.Store) *history {
 	h := &history{
 		t: t, seed: rand.Uint64(), shared: stores[0].Capabilities().SharedModes,
-		rw: &model{limit: 1 << 20}, slots: &model{limit: historySlots}, election: &model{limit: 1},
-		sets:    map[string]*model{"set/a": {limit: 1}, "set/b": {limit: 1}, "set/c": {limit: 1}},
-		granted: make(map[string]int), led: make(map[string]uint64),
+		rw: &model{limit: 1 << 20}, slots: &model{limit: historySlots}, mutex: &model{limit: 1}, election: &model{limit: 1},
+		observer: &observerModel{},
+		sets:     map[string]*model{"set/a": {limit: 1}, "set/b": {limit: 1}, "set/c": {limit: 1}},
+		granted:  make(map[string]int), led: make(map[string]uint64),
 	}
 	t.Logf("seed %d", h.seed)
 	for _, st := range stores {
@@ -199,9 +203,9 @@ func (h *history) run() {
 	observers.Wait()
 
 	// A kind that was never granted has not been tested (etcd #6408).
-	kinds := []string{"Campaign", "LockAll"}
+	kinds := []string{"Mutex", "Campaign", "LockAll"}
 	if h.shared {
-		kinds = append(kinds, "Lock", "RLock", "Acquire")
+		kinds = append(kinds, "Lock", "RLock", "Acquire", "Numbered")
 		h.triesSucceed()
 	}
 	for _, kind := range kinds {
@@ -209,7 +213,7 @@ func (h *history) run() {
 			h.t.Errorf("%s never succeeded: %v", kind, h.granted)
 		}
 	}
-	for _, name := range []string{"rw", "slots", "election", "set/a", "set/b", "set/c"} {
+	for _, name := range []string{"rw", "slots", "mutex", "election", "set/a", "set/b", "set/c"} {
 		l, err := h.clients[0].Line(h.t.Context(), name)
 		if err != nil || len(l.Holders)+len(l.Waiters) > 0 {
 			h.t.Errorf("the line %q at the end: %+v, %v; want it empty", name, l, err)
@@ -236,9 +240,9 @@ func (h *history) triesSucceed() {
 
 // step acquires one lock, perhaps gives up, holds it for a moment and releases it.
 func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
-	kinds := []string{"Lock", "RLock", "RLock", "TryLock", "TryRLock", "Acquire", "Acquire", "TryAcquire", "Campaign", "LockAll"}
+	kinds := []string{"Lock", "RLock", "RLock", "TryLock", "TryRLock", "Acquire", "Acquire", "Numbered", "TryAcquire", "Mutex", "Campaign", "LockAll"}
 	if !h.shared {
-		kinds = []string{"Campaign", "LockAll"}
+		kinds = []string{"Mutex", "Campaign", "LockAll"}
 	}
 	kind := kinds[rng.IntN(len(kinds))]
 	ctx, cancel := h.t.Context(), context.CancelFunc(func() {})
@@ -268,6 +272,12 @@ func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
 	case "Acquire":
 		m = h.slots
 		hold, err = sem.Acquire(ctx)
+	case "Numbered":
+		m = h.slots
+		hold, err = sem.Numbered().Acquire(ctx)
+	case "Mutex":
+		m, exclusive = h.mutex, true
+		hold, err = c.Mutex("mutex").Lock(ctx)
 	case "TryAcquire":
 		m = h.slots
 		hold, err = sem.TryAcquire(ctx)
@@ -295,7 +305,15 @@ func (h *history) step(c *stile.Client, rng *rand.Rand, value string) {
 	if err := m.enter(hold.Token(), exclusive); err != nil {
 		h.t.Errorf("%s: %v", kind, err)
 	}
+	if kind == "Numbered" {
+		if err := m.claim(hold.Slot(), hold.SlotToken()); err != nil {
+			h.t.Errorf("%s: %v", kind, err)
+		}
+	}
 	time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
+	if kind == "Numbered" {
+		m.unclaim(hold.Slot())
+	}
 	m.leave(exclusive)
 	if err := hold.Release(h.t.Context()); err != nil {
 		h.t.Errorf("%s: Release: %v", kind, err)
@@ -334,17 +352,15 @@ func (h *history) lockAll(ctx context.Context, c *stile.Client, rng *rand.Rand) 
 
 // observe checks that only candidates that were elected are named, and in order.
 func (h *history) observe(ctx context.Context) {
-	var last uint64
 	seen := make(map[string]uint64)
 	for l, err := range h.clients[0].Election("election").Observe(ctx) {
 		switch {
 		case err != nil:
 			h.t.Errorf("Observe: %v", err)
-		case l == nil:
-		case l.Token < last:
-			h.t.Errorf("Observe: token %d after %d", l.Token, last)
-		default:
-			last = l.Token
+		case l != nil:
+			if err := h.observer.see(l.Value, l.Token); err != nil {
+				h.t.Error(err)
+			}
 			seen[l.Value] = l.Token
 		}
 	}
@@ -355,44 +371,5 @@ func (h *history) observe(ctx context.Context) {
 		if led, ok := h.led[value]; ok && led != token {
 			h.t.Errorf("Observe: the leader %q with token %d, want %d", value, token, led)
 		}
-	}
-}
-
-// A model is what a lock promises: up to limit holds at a time, or one exclusive hold, and tokens that
-// exceed those of earlier conflicting holds.
-type model struct {
-	limit int
-
-	mu                        sync.Mutex
-	holders                   int
-	writing                   bool
-	lastToken, lastWriteToken uint64
-}
-
-func (m *model) enter(token uint64, exclusive bool) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var err error
-	switch {
-	case m.writing || exclusive && m.holders > 0 || m.holders >= m.limit:
-		err = fmt.Errorf("token %d, exclusive %v: held beside %d others, writer %v", token, exclusive, m.holders, m.writing)
-	case exclusive && token <= m.lastToken, token <= m.lastWriteToken:
-		err = fmt.Errorf("token %d, exclusive %v: the largest so far is %d, of writers %d", token, exclusive, m.lastToken, m.lastWriteToken)
-	}
-	m.holders++
-	m.writing = m.writing || exclusive
-	m.lastToken = max(m.lastToken, token)
-	if exclusive {
-		m.lastWriteToken = max(m.lastWriteToken, token)
-	}
-	return err
-}
-
-func (m *model) leave(exclusive bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.holders--
-	if exclusive {
-		m.writing = false
 	}
 }

@@ -300,6 +300,7 @@ func TestBlocking_isMinimal(t *testing.T) {
 
 // A downgrade of the first entry admits the shared entries directly behind it and no other entry, and
 // all that were admitted stay so.
+// Bug: CURATOR-276
 func TestAdmitted_downgrade(t *testing.T) {
 	admissions, kept := 0, 0
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {

@@ -403,6 +403,7 @@ func sortOneByOne(a *actor) {
 	a.sorted = true
 }
 
+// Bug: redisson #4050
 func TestExploreSets_noDeadlock(t *testing.T) {
 	for name, prepare := range map[string]func([]actor){
 		"atomic": func([]actor) {},

@@ -31,6 +31,7 @@ func wantErrorContains(t *testing.T, err error, what ...string) {
 	}
 }
 
+// Bug: madelson/DistributedLock
 func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 	t.Parallel()
 	a := newName(t)
@@ -138,9 +139,9 @@ func TestStore_unreachableEndpointShortContext(t *testing.T) {
 
 // startEtcdWithAuth starts a server with the user "root" and the user "app", which may access only
 // the keys under "app/".
-func startEtcdWithAuth(t *testing.T) etcd {
+func startEtcdWithAuth(t *testing.T, flags ...string) etcd {
 	t.Helper()
-	e := startEtcd(t, "--bcrypt-cost=4")
+	e := startEtcd(t, append(flags, "--bcrypt-cost=4")...)
 	cli := e.Client(t)
 	ctx := t.Context()
 	for _, err := range []error{
@@ -213,6 +214,41 @@ func TestAuth_permissionOnPrefix(t *testing.T) {
 	}
 	if err := elsewhere.Confirm(t.Context()); err != nil {
 		t.Errorf("Confirm after a request that was denied: %v", err)
+	}
+}
+
+// The server forgets a client that has sent nothing for a while. A waiter that has to open its watch anew
+// authenticates again, and is admitted in its turn.
+// Promise: P7
+// Bug: etcd #17623
+func TestAuth_tokenExpiresDuringWait(t *testing.T) {
+	t.Parallel()
+	const tokenTTL = time.Second
+	e := startEtcdWithAuth(t, "--auth-token-ttl=1")
+	proxy := testservers.NewProxy(t, e.Endpoint())
+	app := func(endpoint string) *clientv3.Client {
+		return connectWith(t, clientv3.Config{
+			Endpoints: []string{endpoint}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
+		})
+	}
+	held := enqueue(t, openSession(t, newStore(t, app(e.Endpoint()), "app/")), "lock")
+	held.await(t, store.Admitted)
+	cli := app(proxy.Addr())
+	session := openSession(t, newStore(t, cli, "app/"))
+	waiter := enqueue(t, session, "lock")
+	waiter.await(t, store.Waiting)
+
+	time.Sleep(3 * tokenTTL) // the token must expire, which is the point of the test
+	proxy.Reset()
+	held.withdraw(t)
+	waiter.await(t, store.Admitted)
+	if err := session.Confirm(t.Context()); err != nil {
+		t.Errorf("Confirm: %v", err)
+	}
+	time.Sleep(3 * tokenTTL)
+	waiter.withdraw(t)
+	if n := strings.Count(e.Log(), "invalid auth token"); n < 2 {
+		t.Errorf("precondition failed: the server has refused %d expired tokens, want at least 2", n)
 	}
 }
 

@@ -57,6 +57,7 @@ func stillLocking(t *testing.T, done <-chan error, what string) {
 
 // B1: a release is carried out and its reply is lost. The release is repeated later, when the next
 // entry of the session has the same key.
+// Bug: solid_queue #761
 func TestRelease_repeatedSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
@@ -221,6 +222,7 @@ func TestStockLock_leaksKeyWhenContextEnds(t *testing.T) {
 // B4: a waiter's key is deleted, and the same session creates another entry under the same key. The
 // first entry's owner must not take the second entry for its own.
 // Promise: P1
+// Bug: CURATOR-696
 func TestEntry_recreatedKeyIsNotItsOwn(t *testing.T) {
 	t.Parallel()
 	direct, name := server(t).Client(t), newName(t)
@@ -294,6 +296,7 @@ func TestStockMutex_twoOwnRecreatedKey(t *testing.T) {
 
 // B5: a release that failed is carried out as soon as possible, although the session stays alive.
 // Promise: P5
+// Bug: etcd #22123
 func TestRelease_failedIsCarriedOutLater(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
@@ -374,6 +377,7 @@ func TestStockLock_outlivesContextWithoutConnection(t *testing.T) {
 }
 
 // B8: two locks with one name in one process exclude each other, also between goroutines.
+// Bug: RedissonWriteLock
 func TestLock_notReentrant(t *testing.T) {
 	t.Parallel()
 	c, name := newClient(t, server(t).Client(t), longTTL), newName(t)
@@ -478,6 +482,7 @@ func TestHold_deadlineCountsFromSending(t *testing.T) {
 
 // A hold is lost at once when another client deletes its key or revokes its lease.
 // Promise: P6
+// Bug: CURATOR-171
 func TestHold_evictedIsLostAtOnce(t *testing.T) {
 	t.Parallel()
 	const (

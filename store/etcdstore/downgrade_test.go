@@ -174,6 +174,7 @@ func TestDowngrade_lateAttemptIsVoid(t *testing.T) {
 
 // Other clients wait for the deletion of the key ahead, so a downgrade lets none of them in.
 // Promise: P1
+// Bug: CURATOR-276
 func TestDowngrade_foreignClientKeepsWaiting(t *testing.T) {
 	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)

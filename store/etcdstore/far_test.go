@@ -216,6 +216,7 @@ func TestFar_ownEntryOverwritten(t *testing.T) {
 
 // The followed entry leaves after the line was read and before its watch starts.
 // Promise: P7
+// Bug: solid_queue #456
 func TestFar_followedEntryLeavesBeforeWatch(t *testing.T) {
 	t.Parallel()
 	l := newLongLine(t, 3)
@@ -415,6 +416,7 @@ func TestFar_followedEntryLeavesDuringDisconnection(t *testing.T) {
 // The watch of the followed entry reports nothing although its connection stays open. The entries
 // are read periodically.
 // Promise: P7
+// Bug: redisson #3891
 func TestFar_silentWatch(t *testing.T) {
 	t.Parallel()
 	l := newLongLine(t, 3)

@@ -77,6 +77,7 @@ func removeKeys(t *testing.T, name string) {
 
 // The reply to the first attempt is lost, the second attempt finds the entry, and all keys are
 // deleted before the line is read. The entry must not be admitted because the line is empty.
+// Bug: etcd #16221
 func TestEnqueue_entryInDoubtVanishes(t *testing.T) {
 	t.Parallel()
 	cli, intercept := interceptedClient(t)
@@ -145,6 +146,7 @@ func TestSession_survivesLossOfEpochKey(t *testing.T) {
 
 // The first Withdraw cannot delete the entry; the second must not report success without deleting
 // it.
+// Bug: etcd #22123
 func TestWithdraw_againAfterFailure(t *testing.T) {
 	t.Parallel()
 	cli, intercept := interceptedClient(t)

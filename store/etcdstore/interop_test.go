@@ -32,6 +32,7 @@ type foreignClient struct {
 func foreignClients() []foreignClient {
 	return []foreignClient{
 		{"concurrency.Mutex", joinStock},
+		{"concurrency.Election", joinElection},
 		{"etcdctl lock", joinEtcdctl},
 		{"lock service", joinLockService},
 	}
@@ -54,6 +55,29 @@ func joinStock(t *testing.T, name string) (<-chan struct{}, func()) {
 	return acquired, func() {
 		if err := m.Unlock(ctx); err != nil {
 			t.Errorf("concurrency.Mutex: %v", err)
+		}
+	}
+}
+
+// joinElection campaigns with etcd's own election. It and Stile exclude each other; its observers cannot
+// read Stile's values.
+func joinElection(t *testing.T, name string) (<-chan struct{}, func()) {
+	session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(longTTL.Seconds())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := concurrency.NewElection(session, name)
+	acquired, ctx := make(chan struct{}), t.Context()
+	go func() {
+		if err := e.Campaign(ctx, "theirs"); err == nil {
+			close(acquired)
+		} else if ctx.Err() == nil {
+			t.Errorf("concurrency.Election: %v", err)
+		}
+	}()
+	return acquired, func() {
+		if err := e.Resign(ctx); err != nil {
+			t.Errorf("concurrency.Election: %v", err)
 		}
 	}
 }

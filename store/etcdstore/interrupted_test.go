@@ -156,6 +156,7 @@ func (c *interrupter) countInserted(t *testing.T) int {
 
 // Defect B3: the stock mutex leaves the key behind if the context ends during the Txn.
 // Promise: P5
+// Bug: etcd #21128
 func TestEnqueue_contextEnds(t *testing.T) {
 	t.Parallel()
 	c := newInterrupter(t)
@@ -230,6 +231,7 @@ func TestEnqueue_contextEnds(t *testing.T) {
 }
 
 // Promise: P5
+// Bug: RedissonMultiLock
 func TestEnqueue_connectionCut(t *testing.T) {
 	t.Parallel()
 	c := newInterrupter(t)

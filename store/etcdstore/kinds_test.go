@@ -43,6 +43,7 @@ func TestKinds_keysOfOtherLinesFirst(t *testing.T) {
 }
 
 // A lock of etcd's own package counts as a mutex.
+// Bug: hazelcast #20387
 func TestKinds_slotBehindStockMutex(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)

@@ -99,6 +99,7 @@ func (h *putLog) soFar(t *testing.T, cli *clientv3.Client, name string) []string
 // and released it. It must have no effect, because its entry would never be deleted. The epoch key
 // voids it.
 // Promise: P5
+// Bug: CURATOR-498
 func TestEnqueue_lateAttemptIsVoid(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -141,6 +142,7 @@ func epochVersion(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 
 // The attempt was given up, and no other attempt succeeded.
 // Promise: P5
+// Bug: CURATOR-498
 func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	t.Parallel()
 	cli, intercept := interceptedClient(t)
@@ -190,6 +192,7 @@ func TestEnqueue_lateAttemptAfterLateGrantIsVoid(t *testing.T) {
 // The delete of an entry is carried out after the next entry was inserted under the same key
 // (defect B1).
 // Promise: P5
+// Bug: solid_queue #761
 func TestRelease_lateSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	cli, intercept := interceptedClient(t)

@@ -21,6 +21,7 @@ import (
 
 // The waiter misses the release and cannot receive it later, because the history is compacted.
 // Promise: P7
+// Bug: etcd #16223
 func TestWaiter_survivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // not shared, because compaction affects all lines
@@ -71,6 +72,7 @@ func TestWaiter_survivesServerRestart(t *testing.T) {
 
 // Connections are cut at random moments during many hand-overs.
 // Promise: P7
+// Bug: etcd #16223
 func TestWaiter_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	const (
@@ -129,6 +131,7 @@ func TestWaiter_survivesCutConnections(t *testing.T) {
 
 // The watch's connection stops delivering data without an error. The other connection works.
 // Promise: P7
+// Bug: redisson #3891
 func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -211,6 +214,7 @@ func TestContended_survivesCutConnections(t *testing.T) {
 // All keys of a line are deleted in one revision while several entries wait. None of them is
 // admitted.
 // Promise: P1
+// Bug: etcd #16221
 func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	name, st := newName(t), newStore(t, server(t).Client(t), "")
@@ -229,6 +233,7 @@ func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 
 // As above, for an entry whose session receives the deletion before the reply to the insertion.
 // Promise: P1
+// Bug: etcd #16221
 func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	cli, intercept := interceptedClient(t)
@@ -271,6 +276,7 @@ func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 
 // An entry that joins while no watch is open must request a read, because no watch delivers what
 // happens before the next one starts. So a watch that has ended does not count as open.
+// Bug: etcd #16223
 func TestLineWatch_notOpenAfterItEnded(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // not shared, because compaction affects all lines

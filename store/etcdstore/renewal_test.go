@@ -35,6 +35,7 @@ func (s shortTTLStream) RecvMsg(m any) error {
 
 // A TTL that is shorter than the granted one shows that the reply is to an earlier renewal, and it
 // is unknown to which.
+// Bug: CURATOR-696
 func TestConfirm_shorterTTLInReply(t *testing.T) {
 	t.Parallel()
 	var shorten atomic.Bool

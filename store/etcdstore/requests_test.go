@@ -266,6 +266,7 @@ func TestRequests_failedTryLockWritesNothing(t *testing.T) {
 // The stock mutex opens a watch from the past, which etcd serves every 100 ms, and reads twice
 // after the event (defect B7).
 // Promise: P4
+// Bug: solid_queue #630
 func TestRequests_handOverWithoutRead(t *testing.T) {
 	t.Parallel()
 	c, rec := newRecordedClient(t, 0)

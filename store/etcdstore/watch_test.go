@@ -50,6 +50,7 @@ func awaitLength(t *testing.T, calls <-chan struct{}, st store.Store, name strin
 }
 
 // Promise: P7
+// Bug: etcd #16223
 func TestWatch_survivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)

@@ -93,6 +93,7 @@ func TestEnqueue_freeLockTakesOneRoundTrip(t *testing.T) {
 // ahead, two clients hold the lock at once. Wherever the server's clock is, a lease must last as
 // long as requested: no shorter, and at most a day longer.
 // Promise: P1
+// Bug: RedissonPermitExpirableSemaphore
 func TestLease_anyServerClock(t *testing.T) {
 	t.Parallel()
 	const ttl, short, off = 10 * time.Minute, time.Second, 24 * time.Hour
@@ -149,6 +150,7 @@ func TestLease_anyServerClock(t *testing.T) {
 // D4: redsync and redislock leave the lock behind, for its TTL, if the caller's context ends during
 // the request.
 // Promise: P5
+// Bug: CURATOR-462
 func TestEnqueue_canceledLeavesNoKeys(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -177,6 +179,7 @@ func TestEnqueue_canceledLeavesNoKeys(t *testing.T) {
 
 // D4, worst case: the request was abandoned, everything was cleaned up, and then it arrives.
 // Promise: P5
+// Bug: CURATOR-498
 func TestEnqueue_lateRequestAfterCancelIsVoid(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -257,23 +260,30 @@ func (l rawClient) sendFor(t *testing.T, id string, ttl time.Duration, client, f
 // D6: rueidislock waits forever if a wake-up is lost. Here all are endLost and the waiter polls, at
 // least once a second: see TestPollInterval_bounds.
 // Promise: P7
+// Bug: redisson #3891
 func TestPolling_replacesLostMessages(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	noMessages, interceptor := interceptedStore(t, server.Addr())
 	noMessages.DropMessages()
 	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, noMessages, longTTL)
-	name := newName(t)
-	first := hold(t, a, name)
-	second := join(t, b, name, line.Exclusive)
-	second.checkStillWaits(t, interceptor)
-	first.leave(t)
-	second.await(t, store.Admitted)
-	second.leave(t)
+	for _, modes := range [][2]line.Mode{
+		{line.Exclusive, line.Exclusive}, {line.Exclusive, line.Shared}, {line.Shared, line.Exclusive}, {line.Slot(1), line.Slot(1)},
+	} {
+		name := newName(t)
+		first := join(t, a, name, modes[0])
+		first.await(t, store.Admitted)
+		second := join(t, b, name, modes[1])
+		second.checkStillWaits(t, interceptor)
+		first.leave(t)
+		second.await(t, store.Admitted)
+		second.leave(t)
+	}
 }
 
 // D6: the same, with connections that are cut repeatedly.
 // Promise: P1, P7
+// Bug: etcd #16223
 func TestSubscriber_cutRepeatedly(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -471,6 +481,7 @@ func TestConfirm_waiterOutlastsManyLeases(t *testing.T) {
 // D9: with rueidislock the lock of a dead holder is free up to 100ms after its TTL. Here the waiter
 // polls when the lease ends, and in this test only then.
 // Promise: P4
+// Bug: rustfs #5939
 func TestLease_deadHoldersLockIsFreeAfterTTL(t *testing.T) {
 	t.Parallel()
 	const ttl = 500 * time.Millisecond
@@ -593,6 +604,7 @@ func TestOpen_userWithoutChannels(t *testing.T) {
 
 // D15: in Redisson's read-write lock, and in many others, a stream of readers starves a writer.
 // Promise: P3
+// Bug: redisson #5379
 func TestShared_readersDoNotStarveWriter(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -693,6 +705,7 @@ func TestWaitReplicas_missingReplica(t *testing.T) {
 
 // D18: rueidislock does not report a failed release.
 // Promise: P5
+// Bug: etcd #22123
 func TestWithdraw_failureIsReportedAndRepeated(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

@@ -15,6 +15,7 @@ import (
 
 // All keys of a line expire, and none before the entries.
 // Promise: P5
+// Bug: redisson #6510
 func TestKeys_outlastEntriesAndExpire(t *testing.T) {
 	t.Parallel()
 	const ttl = 5 * time.Minute

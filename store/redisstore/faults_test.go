@@ -179,6 +179,7 @@ func TestClock_setBack(t *testing.T) {
 // Another client deletes the lock's key: the holder is notified before another is admitted
 // unnoticed.
 // Promise: P1
+// Bug: CURATOR-171
 func TestHold_lostWhenKeyIsDeleted(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

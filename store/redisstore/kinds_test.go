@@ -68,6 +68,7 @@ func dump(t *testing.T, server *testservers.Redis, name string) []string {
 }
 
 // Promise: P5
+// Bug: hazelcast #20387
 func TestEnqueue_refusedLeavesNothing(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

@@ -55,6 +55,58 @@ func TestEnqueue_lateRequestAfterCloseIsVoid(t *testing.T) {
 	}
 }
 
+// A renewal arrives after the lock was released, or after the session was closed. It brings nothing back.
+// Promise: P5
+// Bug: openobserve #12544
+func TestConfirm_lateRequestRevivesNothing(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	for _, closes := range []bool{false, true} {
+		name := newName(t)
+		st, interceptor := interceptedStore(t, server.Addr())
+		se := open(t, st, longTTL)
+		s := hold(t, se, name)
+		asked, gone := make(chan struct{}), make(chan struct{})
+		arrived := make(chan error, 10) // of the requests for the session and its line
+		interceptor.next("visit", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			close(asked)
+			<-gone
+			results := send(t.Context())
+			for _, r := range results {
+				arrived <- r.Error()
+			}
+			close(arrived)
+			return results
+		})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = se.Confirm(t.Context()) // what it returns is not the point of this test
+		}()
+		<-asked
+		s.leave(t)
+		if closes {
+			if err := se.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		close(gone)
+		<-done
+		for err := range arrived {
+			if err != nil {
+				t.Errorf("the late renewal: %v", err)
+			}
+		}
+		if left := keysOf(t, server, name); len(left) > 0 {
+			t.Errorf("the late renewal left keys %q", left)
+		}
+		n, err := server.Do("EXISTS", "//session/"+se.ID()).AsInt64()
+		if err != nil || (n == 0) != closes {
+			t.Errorf("closed %v: got %d sessions, %v", closes, n, err)
+		}
+	}
+}
+
 // A request arrives after its session has ended, and its void mark is endLost too.
 // Promise: P5
 func TestEnqueue_lateRequestAfterSessionEnded(t *testing.T) {

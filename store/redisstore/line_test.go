@@ -11,6 +11,7 @@ import (
 // The poll interval bounds the delay that a endLost wake-up costs, for any number of waiters. It grows
 // while nothing changes.
 // Promise: P7
+// Bug: solid_queue #630
 func TestPollInterval_bounds(t *testing.T) {
 	t.Parallel()
 	for _, members := range []int{1, 3, 100, 10_000, 1_000_000} {

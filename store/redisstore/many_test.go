@@ -17,6 +17,7 @@ import (
 
 // D14: a long line causes little load while nothing happens in it, and advances at once when
 // something does.
+// Bug: solid_queue #630
 func TestLine_manyWaiters(t *testing.T) {
 	t.Parallel()
 	const turns, others = 50, 500 // together more than one visit
@@ -58,6 +59,7 @@ func TestLine_manyWaiters(t *testing.T) {
 
 // D14: one process may hold many locks. All are renewed with few commands for each, and none is
 // endLost while more are taken.
+// Bug: redisson #1604
 func TestSession_manyHolds(t *testing.T) {
 	t.Parallel()
 	const locks = 500

@@ -40,6 +40,7 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 // A reply is lost, and the repetition finds no entry. The endLost request may have removed it, or
 // another client before that: a withdrawal that returned nil might be wrong.
 // Promise: P5
+// Bug: solid_queue #761
 func TestWithdraw_replyLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

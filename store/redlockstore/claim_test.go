@@ -27,6 +27,7 @@ import (
 // redsync always leaves the lock behind for its whole TTL if the context ends while the request is
 // in flight.
 // Promise: P5
+// Bug: CURATOR-462
 func TestEnqueue_canceledLeavesNoKeys(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -94,6 +95,7 @@ func TestEnqueue_canceledWhileRefused(t *testing.T) {
 // The network delivers the request long after its connection was abandoned and everything was
 // cleaned up on another one.
 // Promise: P5
+// Bug: CURATOR-498
 func TestEnqueue_lateRequestIsVoid(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -449,6 +451,7 @@ func TestConfirm_keyOfAnotherTypeLosesOneHold(t *testing.T) {
 	withdraw(t, kept)
 }
 
+// Bug: madelson/DistributedLock
 func TestNames_specialCharacters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)

@@ -277,6 +277,7 @@ func TestWaiter_connectionsCut(t *testing.T) {
 }
 
 // Promise: P1
+// Bug: RedissonPermitExpirableSemaphore
 func TestClock_steppedAtOneMaster(t *testing.T) {
 	t.Parallel()
 	servers := append(testservers.StartRedisServers(t, 2), testservers.StartRedisAhead(t))
@@ -306,6 +307,7 @@ func TestClock_steppedAtOneMaster(t *testing.T) {
 }
 
 // Without messages this would take at least half a second.
+// Bug: redisson #5349
 func TestRelease_notifiesWaiter(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)

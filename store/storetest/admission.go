@@ -61,6 +61,7 @@ func admission(s suite) {
 		writer.admitted()
 	})
 
+	// Bug: redisson #5379
 	shared.test("a shared entry does not overtake a waiting exclusive one", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		reader := w.openKept().hold(name, line.Shared)
@@ -75,6 +76,7 @@ func admission(s suite) {
 		lastReader.admitted()
 	})
 
+	// Bug: redisson #6664
 	shared.test("of n slots n are admitted and each withdrawal admits one more", func(t *testing.T, w *testEnv) {
 		name, mode := w.name("lock"), line.Slot(3)
 		var in []*entry
@@ -122,6 +124,7 @@ func admission(s suite) {
 		w.wantLine(name)
 	})
 
+	// Bug: etcd #16221
 	fair.test("a waiter of an expired session is not admitted when others leave", func(_ *testing.T, w *testEnv) {
 		var a, dead, c *entry
 		w.expiring(func(d *client, name string) (err error) {
@@ -138,6 +141,7 @@ func admission(s suite) {
 		dead.neverAdmitted()
 	})
 
+	// Bug: etcd #16221
 	s.needs(Fair, Fencing, WaitersOrders).test("a broken waiter is not admitted when others leave", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)

@@ -44,6 +44,7 @@ func cancellation(s suite) {
 		})
 	}
 
+	// Bug: CURATOR-462
 	s.test("canceling an enqueue at any moment does not block later entries", func(t *testing.T, w *testEnv) {
 		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
 		w.stagger(rounds, func(ctx context.Context) {

@@ -23,6 +23,7 @@ func concurrency(s suite) {
 		w.contend(clients, 15, []string{w.name("slots")}, []line.Mode{line.Slot(2)})
 	})
 
+	// Bug: solid_queue #456
 	s.test("no waiter is stranded when sessions open and close", func(t *testing.T, w *testEnv) {
 		const rounds = 10
 		name := w.name("lock")

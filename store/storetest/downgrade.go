@@ -14,6 +14,7 @@ import (
 func downgrade(s suite) {
 	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
+	// Bug: redisson #5349
 	fair.test("a downgrade admits the readers directly behind and nobody else", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
@@ -40,6 +41,7 @@ func downgrade(s suite) {
 		far.admitted()
 	})
 
+	// Bug: CURATOR-276
 	s.test("a downgraded entry keeps its order, session and owner", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
@@ -159,6 +161,7 @@ func downgrade(s suite) {
 		w.wantLine(name, writer)
 	})
 
+	// Bug: openobserve #12544
 	s.test("Downgrade does not restore a withdrawn entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		withdrawn := c.hold(name, line.Exclusive)

@@ -10,6 +10,7 @@ import (
 )
 
 func kinds(s suite) {
+	// Bug: hazelcast #20387
 	s.test("an entry of another kind than the line's is refused", func(t *testing.T, w *testEnv) {
 		modes := []line.Mode{line.Exclusive, line.Shared, line.Slot(1), line.Slot(2), line.Slot(3)}
 		c := w.openKept()
@@ -41,6 +42,7 @@ func kinds(s suite) {
 		}
 	})
 
+	// Bug: hazelcast #20387
 	s.needs(Fair).test("of concurrent entries of two kinds only one kind joins an empty line", func(t *testing.T, w *testEnv) {
 		const clients, rounds = 6, 10
 		var cs []*client

@@ -32,6 +32,7 @@ func life(s suite) {
 		p.gone()
 	})
 
+	// Bug: redisson #1604
 	s.test("a confirmation keeps a hold for another TTL", func(_ *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold(func(c *client, _, next *entry) error {
 			// The last one follows so soon that a faulty store might reply from a cache.
@@ -48,6 +49,7 @@ func life(s suite) {
 		p.gone()
 	})
 
+	// Bug: RedissonWriteLock
 	s.test("a confirmation just before the end counts in full", func(_ *testing.T, w *testEnv) {
 		c, _, next := w.expiringHold(func(c *client, _, _ *entry) error {
 			time.Sleep(c.guaranteed() * 4 / 5)
@@ -56,6 +58,7 @@ func life(s suite) {
 		w.wantTakenOver(c, next)
 	})
 
+	// Bug: redisson #7098
 	s.needs(Fair).test("all entries of an expired session go, holds and waiters", func(_ *testing.T, w *testEnv) {
 		var a, held, waits, c *entry
 		w.expiring(func(dead *client, name string) (err error) {
@@ -86,6 +89,7 @@ func life(s suite) {
 		wantLost(t, c, name) // it must not come back either
 	})
 
+	// Bug: openobserve #12544
 	s.test("an expired session that was confirmed before cannot be confirmed again", func(t *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold(confirmed)
 		w.wantTakenOver(c, next)

@@ -23,6 +23,7 @@ func limits(s suite) {
 		next.admitted()
 	})
 
+	// Bug: redisson #6664
 	s.test("raising the limit admits waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.setLimit(name, 1)
@@ -122,6 +123,7 @@ func limits(s suite) {
 		w.openKept().hold(name, line.Exclusive)
 	})
 
+	// Bug: kazoo #213
 	s.test("a try beyond the limit returns a HeldError", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.setLimit(name, 1)

@@ -14,6 +14,7 @@ import (
 func lines(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
+	// Bug: madelson/DistributedLock
 	s.test("similar names do not block each other", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		for _, n := range similarNames(w) {

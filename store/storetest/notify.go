@@ -45,6 +45,7 @@ func notify(s suite) {
 		}
 	})
 
+	// Bug: CURATOR-171
 	s.needs(Fencing).test("a holder is notified when its entry is broken", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
@@ -127,6 +128,7 @@ func notify(s suite) {
 		w.wantLine(name)
 	})
 
+	// Bug: solid_queue #456
 	s.test("no notification is lost when a release races with an arrival", func(t *testing.T, w *testEnv) {
 		const rounds = 100
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")

@@ -129,6 +129,7 @@ func numbers(s suite) {
 		}
 	})
 
+	// Bug: CURATOR-462
 	s.test("canceled claims leave nothing", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()

@@ -31,6 +31,7 @@ func outage(s suite) {
 		p.stays(store.Admitted)
 	})
 
+	// Bug: RedissonMultiLock
 	s.test("an unanswered enqueue leaves no entry", func(t *testing.T, w *testEnv) {
 		for _, try := range []bool{false, true} {
 			name := w.name("lock")
@@ -56,6 +57,7 @@ func outage(s suite) {
 		}
 	})
 
+	// Bug: etcd #22123
 	s.test("an unanswered withdrawal is carried out after the outage", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
@@ -100,6 +102,7 @@ func outage(s suite) {
 		w.wantLine(name, next)
 	})
 
+	// Bug: etcd #16223
 	s.test("a waiter admitted during an outage is notified after it", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		other := w.openKept()

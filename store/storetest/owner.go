@@ -61,6 +61,7 @@ func ownership(s suite) {
 		watch.showsOwner(p)
 	})
 
+	// Bug: openobserve #12544
 	s.test("SetOwner does not restore a withdrawn entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		withdrawn := c.hold(name, line.Exclusive)

@@ -240,6 +240,7 @@ func requeue(s suite) {
 		calls.awaitCall(t)
 	})
 
+	// Bug: CURATOR-462
 	s.test("a requeue canceled at any moment leaves no entry", func(t *testing.T, w *testEnv) {
 		c, other, name := w.openKept(), w.openKept(), w.name("lock")
 		w.stagger(30, func(ctx context.Context) {

@@ -87,6 +87,7 @@ func try(s suite) {
 		wantHeld(t, p, err)
 	})
 
+	// Bug: kazoo #213
 	shared.test("a try does not overtake waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Shared)
@@ -97,6 +98,7 @@ func try(s suite) {
 		b.admitted()
 	})
 
+	// Bug: kazoo #213
 	shared.test("a try takes a slot only if one is free", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Slot(2))

@@ -25,6 +25,7 @@ func withdraw(s suite) {
 		p.wantGone()
 	})
 
+	// Bug: solid_queue #761
 	s.test("a second withdrawal keeps the session's next entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		old := c.hold(name, line.Exclusive)
@@ -36,6 +37,7 @@ func withdraw(s suite) {
 		now.withdraw()
 	})
 
+	// Bug: solid_queue #761
 	s.test("a second withdrawal keeps the next holder", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		old := w.openKept().hold(name, line.Exclusive)

@@ -25,6 +25,7 @@ import (
 // looks for its node without a sync, on a server that may lag behind, and leaves the node behind on
 // every error.
 // Promise: P5
+// Bug: RedissonMultiLock
 func TestEnqueue_createUnanswered(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())
@@ -60,6 +61,7 @@ func TestEnqueue_createUnanswered(t *testing.T) {
 }
 
 // Promise: P5
+// Bug: CURATOR-462
 func TestEnqueue_canceledLeavesNoNode(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
@@ -171,6 +173,7 @@ func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 }
 
 // Promise: P4
+// Bug: solid_queue #630
 func TestSession_requests(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())

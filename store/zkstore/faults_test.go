@@ -519,6 +519,7 @@ func TestReconnect_slowerThanConfirmation(t *testing.T) {
 // go-zookeeper restores its watches after a reconnection, and only logs if that fails. This package
 // retries.
 // Promise: P7
+// Bug: redisson #3891
 func TestWaiter_retriesFailedWatches(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())

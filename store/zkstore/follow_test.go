@@ -15,6 +15,7 @@ import (
 )
 
 // With many slots any of the holders may free one.
+// Bug: redisson #6664
 func TestSlots_anyFreedSlotAdmitsNext(t *testing.T) {
 	t.Parallel()
 	const slots = 20
@@ -64,6 +65,7 @@ func TestWaiter_waitsForAllAhead(t *testing.T) {
 
 // Since 5.5 a Curator writer may become a reader: it creates a reader's node with its own number
 // and deletes its own node.
+// Bug: CURATOR-276
 func TestWaiter_behindCuratorDowngrade(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -238,6 +240,7 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 // All nodes of a line are deleted in one transaction while several entries wait, and the servers
 // send the events one after another. No waiter may be admitted because the others are gone.
 // Promise: P1
+// Bug: etcd #16221
 func TestWaiter_allNodesDeletedInOneTransaction(t *testing.T) {
 	t.Parallel()
 	z, name, conn := server(t), newName(t), connect(t, server(t).Endpoint())

@@ -81,6 +81,7 @@ func FuzzPaths_dir(f *testing.F) {
 }
 
 // A path that ends in watchMark would be read as its parent.
+// Bug: madelson/DistributedLock
 func TestPaths_neverEndInWatchMark(t *testing.T) {
 	if _, err := New([]string{"h"}, &Options{Root: watched("/team")}); err == nil {
 		t.Error("New accepted a root that ends in watchMark")

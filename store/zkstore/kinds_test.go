@@ -20,6 +20,7 @@ func wantKindError(t *testing.T, err error, foreign bool) {
 // A foreign lock counts as a mutex. It waits for slots like any other entry, and slots are refused
 // while it is in the line.
 // Promise: P1
+// Bug: hazelcast #20387
 func TestKinds_slotAndForeignLock(t *testing.T) {
 	t.Parallel()
 	conn, name := connect(t, server(t).Endpoint()), newName(t)

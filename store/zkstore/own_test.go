@@ -22,6 +22,7 @@ import (
 // A hold is watched from its creation, although the caller does not wait for that. If the entry is
 // broken before the watch is set, the reply to the request for the watch reports it.
 // Promise: P6
+// Bug: CURATOR-171
 func TestHold_brokenAtOnce(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())
@@ -57,6 +58,7 @@ func TestHold_brokenAtOnce(t *testing.T) {
 // A confirmation covers the entries too: it succeeds only when all are watched, also after a
 // reconnection.
 // Promise: P1
+// Bug: redisson #1604
 func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())
@@ -253,6 +255,7 @@ func BenchmarkReconnect_manyHolds(t *testing.B) {
 // was created since the test began. An entry whose creation was not answered is found all the same,
 // and not created twice.
 // Promise: P5
+// Bug: CURATOR-498
 func TestEnqueue_createUnansweredOnLaggingServer(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())

@@ -43,6 +43,7 @@ func TestSetOwner_nodeChangedByOther(t *testing.T) {
 
 // A node of the same name that another client has created is not the entry.
 // Promise: P1
+// Bug: CURATOR-696
 func TestSetOwner_nodeRecreatedByOther(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
