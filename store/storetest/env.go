@@ -435,9 +435,12 @@ func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, t
 	return p, nil
 }
 
-// stagger runs body repeatedly with contexts that are canceled at times spread evenly over twice
-// the duration of an uncanceled run.
+// stagger runs body repeatedly: once with a context that has ended, and with contexts that are canceled at
+// times spread evenly over twice the duration of an uncanceled run.
 func (w *testEnv) stagger(rounds int, body func(ctx context.Context)) {
+	ended, end := context.WithCancel(w.t.Context())
+	end()
+	body(ended)
 	start := time.Now()
 	body(w.t.Context())
 	span := 2 * time.Since(start)
