@@ -219,9 +219,15 @@ func (r *reacher) hitWaitingSet(s Strike) bool {
 func (r *reacher) victimHeld(s Strike) bool {
 	return slices.ContainsFunc(r.index.holds, func(h *Hold) bool {
 		name, _, _ := strings.Cut(h.Worker, "-") // a command is that of a worker
-		return slices.Contains(strings.Split(s.On, ","), name) && h.Return < s.From && (h.Release == 0 || s.From < h.Release) &&
-			(h.LostAt == 0 || s.From < h.LostAt) && (h.Exit == 0 || s.From <= h.Exit)
+		return slices.Contains(strings.Split(s.On, ","), name) && h.Return < s.From && !h.overBy(s.From)
 	})
+}
+
+// overBy reports whether a hold was over at a time. The End of a command that was killed is recorded as
+// of its last request, which may have come long before.
+func (h *Hold) overBy(at int64) bool {
+	killed := h.Outcome == history.Unknown && h.Released == 0
+	return h.Release != 0 && h.Release <= at && !killed || h.LostAt != 0 && h.LostAt <= at || h.Exit != 0 && h.Exit < at
 }
 
 // metHandOver reports whether a lock passed from one worker to another who had asked before a strike

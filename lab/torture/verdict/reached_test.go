@@ -115,3 +115,18 @@ func (s *scenario) yields(worker string, token, next uint64, got int64) {
 	s.hold(worker, next, 400, got, got+10)
 	s.Events[len(s.Events)-2].Acquire.Yielded = grantName(worker, token)
 }
+
+// The End of a command that was killed with `stile run` is recorded as of its last request.
+func TestReached_killedCommand(t *testing.T) {
+	for exit, reached := range map[int64]bool{360: true, 349: false} {
+		s := newScenario(t)
+		s.acquires("w1-7", 20, 300, 301)
+		s.fault(1, "holder-kill", "w1", "holder", 350, 350)
+		s.add(exit, "w1-7", history.Event{End: &history.End{Grant: "w1-7/20", Call: 340 * ms, Outcome: history.Unknown, Why: "its process was killed"}})
+		s.add(exit, "w1-7", history.Event{Exited: &history.Exited{How: "signal: killed"}})
+		s.Run.Promised = []string{ReachKilled}
+		if got := Judge(s.withFinals()).Broken()[RuleTooLittle] == 0; got != reached {
+			t.Errorf("exit at %d: got reached: %v, want %v", exit, got, reached)
+		}
+	}
+}
