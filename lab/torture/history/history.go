@@ -77,6 +77,7 @@ type Event struct {
 	Downgrade *Downgrade `json:"downgrade,omitempty"`
 	End       *End       `json:"end,omitempty"`
 	Observed  *Observed  `json:"observed,omitempty"`
+	Once      *Once      `json:"once,omitempty"`
 	Write     *Write     `json:"write,omitempty"`
 	Fault     *Fault     `json:"fault,omitempty"`
 	Heal      *Heal      `json:"heal,omitempty"`
@@ -195,6 +196,20 @@ type Observed struct {
 	// Token and Value are those of the leader. They are empty if nobody leads.
 	Token uint64 `json:"token,omitempty"`
 	Value string `json:"value,omitempty"`
+}
+
+// Once says that a call of `stile once` has ended.
+type Once struct {
+	Lock string `json:"lock"`
+	Key  string `json:"key"`
+	// Grant is that of the Acquire.
+	Grant string `json:"grant"`
+	Call  int64  `json:"call"`
+	// Ran says that it ran its command, Recorded that it recorded a success of it, and Skipped that it
+	// did not run it because of a recorded success.
+	Ran      bool `json:"ran,omitempty"`
+	Recorded bool `json:"recorded,omitempty"`
+	Skipped  bool `json:"skipped,omitempty"`
 }
 
 // Extend says that the validity of a hold was extended.

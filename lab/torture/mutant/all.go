@@ -397,5 +397,16 @@ func All() []Mutant {
 			Cluster: "etcd", Workload: "several-names", Faults: "none",
 			CaughtBy: []string{verdict.RuleOverlap},
 		},
+		{
+			Name:   "once-runs-again",
+			Breaks: "`stile once` looks for a success when it has got the lock: here only before it waits",
+			Edits: []Edit{{
+				"cmd/stile/internal/cli/once.go",
+				"h, err := o.read(ctx, l.client)\n\tif err != nil {\n\t\treturn err\n\t}\n\tif ended := o.skipped(h); ended != nil {",
+				"h, err := o.read(ctx, l.client)\n\tif err != nil {\n\t\treturn err\n\t}\n\tif ended := o.skipped(h); ended != nil && false {",
+			}},
+			Cluster: "etcd", Workload: "once", Faults: "none",
+			CaughtBy: []string{verdict.RuleSucceededTwice},
+		},
 	}
 }

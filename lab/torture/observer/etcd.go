@@ -74,6 +74,9 @@ func (o *etcd) Remaining(ctx context.Context) (map[string][]string, error) {
 	}
 	left := map[string][]string{}
 	for _, kv := range all.Kvs {
+		if strings.HasPrefix(string(kv.Key), ".stile/records/") { // they stay until they are forgotten
+			continue
+		}
 		lock := ""
 		if strings.HasPrefix(string(kv.Key), o.prefix) {
 			lock = lockOf(string(kv.Key))

@@ -66,7 +66,8 @@ func (o *redisServers) receive(ctx context.Context, events <-chan *redis.Message
 
 // Remaining omits the keys that end by themselves and keep no client from the lock: a line whose
 // leases have all ended, the last token that was given, and the records that void entries whose
-// requests may arrive late. It also omits the list of a Redlock's names, which stays.
+// requests may arrive late. It also omits the list of a Redlock's names and the records of names, which
+// stay.
 func (o *redisServers) Remaining(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	for _, cli := range o.clients {
@@ -74,7 +75,7 @@ func (o *redisServers) Remaining(ctx context.Context) (map[string][]string, erro
 		for keys.Next(ctx) {
 			key := keys.Val()
 			beside := strings.Contains(key, "//")
-			if left, err := cli.PTTL(ctx, key).Result(); err != nil || beside && left > 0 || strings.HasSuffix(key, "//names") {
+			if left, err := cli.PTTL(ctx, key).Result(); err != nil || beside && left > 0 || strings.HasSuffix(key, "//names") || strings.HasSuffix(key, "//r") {
 				continue // after an error of the server, keys.Err returns one too
 			}
 			lock := strings.Trim(strings.SplitN(key, "//", 2)[0], "{}")

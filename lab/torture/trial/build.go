@@ -28,7 +28,7 @@ func ProgramsIn(dir string) Programs {
 // Hash returns a hash of the programs that a workload uses.
 func (p Programs) Hash(load string) (string, error) {
 	used := []string{p.Worker}
-	if load == workload.Command {
+	if workload.RunsStile(load) {
 		used = append(used, p.Stile)
 	}
 	sum := sha256.New()
@@ -66,7 +66,7 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 	if err := build(ctx, lab, p.Worker, "./torture/worker", flags); err != nil {
 		return Programs{}, err
 	}
-	if load == workload.Command {
+	if workload.RunsStile(load) {
 		if err := build(ctx, filepath.Join(root, "cmd/stile"), p.Stile, ".", flags); err != nil {
 			return Programs{}, err
 		}

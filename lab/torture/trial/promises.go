@@ -35,6 +35,8 @@ func promised(load, cluster string, faults []nemesis.Fault) []string {
 	case workload.Sets:
 		add(true, verdict.ReachExclusive, verdict.ReachTwoLocks, verdict.ReachThreeLocks, verdict.ReachSetWaited)
 		add(!redlock, verdict.ReachReader)
+	case workload.Once:
+		add(true, verdict.ReachRecorded, verdict.ReachSkipped)
 	}
 	for _, f := range faults {
 		for _, name := range reachedBy(f.Name) {

@@ -79,8 +79,10 @@ type index struct {
 	byGrant map[string]*Hold
 	// observed are the observations of elections.
 	observed []history.Event
-	exits    map[string]history.Event
-	end      int64
+	// once are the calls of `stile once`.
+	once  []history.Event
+	exits map[string]history.Event
+	end   int64
 }
 
 // newIndex reads a history. The holds are in the order of their returns, the calls that waited in
@@ -112,6 +114,8 @@ func newIndex(h *history.History) *index {
 			}
 		case e.Observed != nil:
 			l.observed = append(l.observed, e)
+		case e.Once != nil:
+			l.once = append(l.once, e)
 		case e.Downgrade != nil:
 			if hold := l.byGrant[e.Downgrade.Grant]; hold != nil {
 				hold.addDowngrade(e.Downgrade)
@@ -134,6 +138,7 @@ func newIndex(h *history.History) *index {
 			}
 		}
 	}
+	slices.SortStableFunc(l.once, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.observed, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
 	return l

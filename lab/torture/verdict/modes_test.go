@@ -286,3 +286,38 @@ func TestFindGaps_semaphore(t *testing.T) {
 		t.Errorf("got gaps %v, want one from the end of the second hold, and one after the third", gaps)
 	}
 }
+
+// runsOnce adds a call of `stile once` for the key k.
+func (s *scenario) runsOnce(call, ended int64, o history.Once) {
+	o.Lock, o.Key, o.Call = "demo", "k", call*ms
+	o.Grant = fmt.Sprintf("w1-%d.1", call)
+	s.add(ended, "w1", history.Event{Once: &o})
+}
+
+func TestSucceededTwice(t *testing.T) {
+	recorded, ran, skipped := history.Once{Ran: true, Recorded: true}, history.Once{Ran: true}, history.Once{Skipped: true}
+	for name, c := range map[string]struct {
+		first, second history.Once
+		secondCall    int64
+		broken        bool
+	}{
+		"skipped after a success":                        {recorded, skipped, 360, false},
+		"ran again after an unrecorded success":          {ran, recorded, 360, false},
+		"began before the success was known, and failed": {recorded, ran, 340, false},
+		"began after the success":                        {recorded, ran, 360, true},
+		"began after another was skipped":                {skipped, ran, 360, true},
+		"recorded twice":                                 {recorded, recorded, 340, true},
+		"the record came after a call had found it":      {skipped, recorded, 340, false},
+	} {
+		s := newScenario(t)
+		s.runsOnce(300, 350, c.first)
+		s.runsOnce(c.secondCall, 400, c.second)
+		s.judgeIf(c.broken, RuleSucceededTwice)
+		if s.Run.Target = "stile@redis"; c.broken {
+			s.fault(1, "restart-empty", "m1", "", 351, 352)
+			if v := s.judge(); v.Conceded() != 1 {
+				t.Errorf("%s: got %+v, want 1 conceded", name, v.Violations)
+			}
+		}
+	}
+}

@@ -30,6 +30,8 @@ const (
 	ReachThreeLocks    = "one call held three locks"
 	ReachSetWaited     = "a call for several locks waited for another worker"
 	ReachSetLost       = "a call for several locks lost an entry while it waited"
+	ReachRecorded      = "stile once recorded a success"
+	ReachSkipped       = "stile once skipped a command after a success"
 	ReachPaused        = "a holder was stopped for longer than the TTL"
 	ReachKilled        = "a holder was killed"
 	ReachEvicted       = "a holder's entry was deleted"
@@ -68,6 +70,8 @@ func Reached(h *history.History) []Reach {
 		{ReachThreeLocks, r.setsOf(3)},
 		{ReachSetWaited, r.holdsThat(func(h *Hold) bool { return h.Set != "" && r.waitedForOther(h) })},
 		{ReachSetLost, r.strikesThat(r.hitWaitingSet)},
+		{ReachRecorded, r.onceThat(func(o *history.Once) bool { return o.Recorded })},
+		{ReachSkipped, r.onceThat(func(o *history.Once) bool { return o.Skipped })},
 		{ReachPaused, r.strikesThat(func(s Strike) bool { return s.Name == "holder-pause" && s.To-s.From > r.ttl && r.victimHeld(s) })},
 		{ReachKilled, r.strikesThat(func(s Strike) bool { return s.Name == "holder-kill" && r.victimHeld(s) })},
 		{ReachEvicted, r.strikesThat(func(s Strike) bool { return s.Name == history.Evict })},
@@ -90,6 +94,17 @@ func (r *reacher) holdsThat(fits func(*Hold) bool) func() int {
 	return func() (n int) {
 		for _, h := range r.index.holds {
 			if fits(h) {
+				n++
+			}
+		}
+		return n
+	}
+}
+
+func (r *reacher) onceThat(fits func(*history.Once) bool) func() int {
+	return func() (n int) {
+		for _, e := range r.index.once {
+			if fits(e.Once) {
 				n++
 			}
 		}

@@ -63,6 +63,8 @@ func TestReached(t *testing.T) {
 			func(s *scenario) { s.set("w1.1", 300, 600, true, "demo", "b"); s.evicts(450, 451, 21, 22) },
 			func(s *scenario) { s.set("w1.1", 300, 600, true, "demo", "b"); s.evicts(450, 451, 21) },
 		},
+		ReachRecorded: {func(s *scenario) { s.runsOnce(300, 350, history.Once{Ran: true, Recorded: true}) }, func(s *scenario) { s.runsOnce(300, 350, history.Once{Ran: true}) }},
+		ReachSkipped:  {func(s *scenario) { s.runsOnce(300, 350, history.Once{Skipped: true}) }, func(s *scenario) { s.runsOnce(300, 350, history.Once{}) }},
 		ReachPaused: {
 			func(s *scenario) {
 				s.acquires("w1", 20, 300, 301)

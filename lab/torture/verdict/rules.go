@@ -33,6 +33,9 @@ const (
 	// RuleCycle: callers that each asked for several locks waited for each other in a circle, while
 	// none of these locks was held or granted, for longer than a free lock may stay free.
 	RuleCycle = "callers wait in a circle"
+	// RuleSucceededTwice: `stile once` ran a command although a success for its key was known to be
+	// recorded, or recorded two.
+	RuleSucceededTwice = "succeeded twice for one key"
 	// RuleGrantedTwice: in the order of the tokens, the store itself granted the lock twice at
 	// once, or gave tokens out of order.
 	RuleGrantedTwice = "granted twice"
@@ -96,7 +99,7 @@ type Violation struct {
 // hold of one of them: see [Strike.mayHaveEnded].
 func Concessions(target string) map[string][]string {
 	exclusion := []string{RuleOverlap, RuleReaderBesideWriter, RuleTooMany, RuleNumberTwice, RuleValidity}
-	withDataLoss := append(slices.Clone(exclusion), RuleGrantedTwice, RuleNotLeader)
+	withDataLoss := append(slices.Clone(exclusion), RuleGrantedTwice, RuleNotLeader, RuleSucceededTwice)
 	// After the entry of a holder is deleted, the next client is admitted at the same time as the
 	// holder is notified.
 	conceded := map[string][]string{history.Evict: exclusion}
@@ -269,6 +272,31 @@ func findNotLeaders(lock string, observed []history.Event, holds []*Hold, offers
 			continue
 		}
 		found = append(found, v)
+	}
+	return found
+}
+
+// findSucceededTwice finds calls of `stile once` that ran a command for a key although a success was
+// recorded: calls that began after another one had recorded or found it, and those that recorded
+// another one. What a call that was killed has recorded is not known.
+func findSucceededTwice(calls []history.Event) []Violation {
+	var found []Violation
+	known := map[[2]string]history.Event{} // by lock and key, the first call that showed a success
+	for _, e := range calls {
+		o := e.Once
+		id := [2]string{o.Lock, o.Key}
+		first, succeeded := known[id]
+		switch {
+		case !succeeded && (o.Recorded || o.Skipped):
+			known[id] = e
+		case succeeded && o.Ran && (o.Call > first.At || o.Recorded && first.Once.Recorded):
+			found = append(found, Violation{
+				Rule: RuleSucceededTwice, Lock: o.Lock, At: e.At, Grants: []string{first.Once.Grant, o.Grant}, since: first.At,
+				What: fmt.Sprintf("%s ran the command for %s, although %s had shown that it had succeeded", o.Grant, o.Key, first.Once.Grant),
+			})
+		case succeeded && o.Recorded && !first.Once.Recorded:
+			known[id] = history.Event{At: first.At, Once: o} // the success that the first call found
+		}
 	}
 	return found
 }

@@ -296,6 +296,7 @@ func (j *judge) judgeLocks() {
 		}
 		j.Violations = append(j.Violations, findStranded(lock, calls[lock], all, j.maxGrantDelay(), j.longestQuiet)...)
 	}
+	j.Violations = append(j.Violations, findSucceededTwice(j.index.once)...)
 	j.Violations = append(j.Violations, findCycles(j.index.waits, j.Holds, j.maxGrantDelay(), j.End, j.longestQuiet)...)
 }
 

@@ -24,73 +24,95 @@ type childConfig struct {
 	Grant string `json:"grant"`
 	// Call is the time at which `stile run` was started.
 	Call int64 `json:"call"`
+	// Fails makes the command fail at its end.
+	Fails bool `json:"fails,omitempty"`
 }
 
 // command runs `stile run` once, recorded as a worker of its own.
 func (s *sequence) command(ctx context.Context) error {
-	c := childConfig{Config: s.config, Lock: s.pickLock()}
+	return s.runStile(ctx, childConfig{Config: s.config, Lock: s.pickLock()}, []string{"run", "--quiet"}, nil)
+}
+
+// runStile runs `stile` with the arguments, a name and a command, recorded as a worker of its own. c
+// has the configuration and the lock. after, if not nil, is called when it has ended.
+func (s *sequence) runStile(ctx context.Context, c childConfig, args []string, after func(childConfig, stileRun, *history.Sender)) error {
 	c.Worker = fmt.Sprintf("%s-%d", s.config.Worker, s.calls.Add(1))
 	c.Grant = c.Worker + ".1"
 	sender, err := history.Dial(c.Recorder, c.Worker)
 	if err != nil {
 		return err
 	}
-	a, err := runCommand(ctx, c, sender)
+	run, err := runCommand(ctx, &c, args, sender)
 	if err != nil {
 		return errors.Join(err, sender.Close())
 	}
-	if a != nil {
+	if after != nil {
+		after(c, run, sender)
+	}
+	if !run.ran {
+		a := run.failedAcquire(c)
+		a.GaveUp = a.GaveUp || run.code == exitTerminated && ctx.Err() != nil
 		sender.Send(history.Event{At: a.Return, Acquire: a})
 		s.pause(ctx)
 	}
 	return sender.Close()
 }
 
-// runCommand runs `stile run`, and waits until it and all processes that it started have ended. If
-// ctx ends, `stile run` gets SIGTERM. If the command never ran, runCommand returns the Acquire to
-// record.
-func runCommand(ctx context.Context, c childConfig, sender *history.Sender) (*history.Acquire, error) {
+// A stileRun is a process of `stile` that has ended, and all processes that it started.
+type stileRun struct {
+	ran    bool // its command
+	code   int
+	status string
+	stderr string
+}
+
+// failedAcquire returns the Acquire to record if the command never ran.
+func (r *stileRun) failedAcquire(c childConfig) *history.Acquire {
+	a := &history.Acquire{Lock: c.Lock, Grant: c.Grant, Call: c.Call, Return: history.Now(), Outcome: history.Failed}
+	a.Err = fmt.Sprintf("%s: %s", r.status, r.stderr)
+	switch {
+	case r.code == exitTerminated || r.code == exitNotRun:
+	case c.Workload == Once && r.code >= 0: // skipped, or the result of another call
+		a.GaveUp = true
+	default:
+		a.Outcome = history.Unknown // `stile` may have acquired the lock before it ended
+	}
+	return a
+}
+
+// runCommand runs `stile` and waits until it and all processes that it started have ended. If ctx ends,
+// `stile` gets SIGTERM. It sets the Call of c.
+func runCommand(ctx context.Context, c *childConfig, args []string, sender *history.Sender) (r stileRun, err error) {
 	runtime.LockOSThread() // Pdeathsig is sent when the thread that started the process ends
 	defer runtime.UnlockOSThread()
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return r, err
+	}
+	c.Call = history.Now()
+	arg, err := json.Marshal(c)
+	if err != nil {
+		return r, err
 	}
 	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(c.Stile, "run", "--quiet", "--url", c.Locker.URL, "--ttl", c.Locker.TTL.String(), c.Lock, "--", self, "child")
+	args = append(args, "--url", c.Locker.URL, "--ttl", c.Locker.TTL.String(), c.Lock, "--", self, "child", string(arg))
+	cmd := exec.Command(c.Stile, args...)
 	// Both are read to their ends, which come only after every process that may write to them has
 	// ended.
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-
-	c.Call = history.Now()
-	arg, err := json.Marshal(c)
-	if err != nil {
-		return nil, err
-	}
-	cmd.Args = append(cmd.Args, string(arg))
 	sender.Send(history.Event{At: c.Call, Asked: &history.Asked{Lock: c.Lock, Grant: c.Grant}})
 	if err := cmd.Start(); err != nil {
-		return nil, err
+		return r, err
 	}
 	sender.Send(history.Event{Started: &history.Started{Pid: cmd.Process.Pid}})
 	stopSignal := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
 	defer stopSignal()
 	_ = cmd.Wait() // ProcessState, below, has the exit status
 	sender.Send(history.Event{Exited: &history.Exited{How: cmd.ProcessState.String()}})
-	if stdout.Len() > 0 {
-		return nil, nil
-	}
-	a := &history.Acquire{Lock: c.Lock, Grant: c.Grant, Call: c.Call, Return: history.Now(), Outcome: history.Failed}
-	a.Err = fmt.Sprintf("%s: %s", cmd.ProcessState, strings.TrimSpace(stderr.String()))
-	switch cmd.ProcessState.ExitCode() {
-	case exitTerminated:
-		a.GaveUp = ctx.Err() != nil
-	case exitNotRun:
-	default:
-		a.Outcome = history.Unknown // `stile run` may have acquired the lock before it ended
-	}
-	return a, nil
+	return stileRun{
+		ran: stdout.Len() > 0, code: cmd.ProcessState.ExitCode(), status: cmd.ProcessState.String(), stderr: strings.TrimSpace(stderr.String()),
+	}, nil
 }
 
 // The exit statuses of `stile run` that mean that the command was not run.
@@ -135,8 +157,14 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	if err := s.workAsCommand(ctx, c, began, token); err != nil {
 		return err
 	}
-	return r.Detach()
+	if err := r.Detach(); err != nil || !c.Fails {
+		return err
+	}
+	return errOnPurpose
 }
+
+// errOnPurpose is the error of a command that fails on purpose.
+var errOnPurpose = errors.New("the command failed on purpose")
 
 // workAsCommand is the work of the command. It takes up to half a TTL or, in one of four cases, two
 // to three TTLs, which is longer than an unrenewed lock is held.

@@ -22,7 +22,7 @@ type worker struct {
 	config        Config
 	sender        *history.Sender
 	resource      *resource.Client // nil for Final
-	locker        locker.Locker    // nil for Command, or if ctx ended while connecting
+	locker        locker.Locker    // nil for Command and Once, or if ctx ended while connecting
 	locks         []string
 	calls         atomic.Uint64 // the number of calls, for the names of grants
 	finalsStarted atomic.Uint64 // the number of locks that Final has started on
@@ -41,7 +41,7 @@ func (w *worker) run(ctx context.Context, p plan) error {
 	}
 	before := w.census()
 	w.say(history.Event{Census: &before})
-	if w.config.Workload != Command {
+	if !RunsStile(w.config.Workload) {
 		if err := w.connect(ctx); err != nil {
 			return err
 		}

@@ -54,6 +54,9 @@ const (
 	// Sets: four locks. Each worker makes two calls at a time: most are for two or three of the locks at
 	// once, in any order, and the others for one of them, some for reading.
 	Sets = "several-names"
+	// Once: one lock, under which the real `stile once` runs commands, recorded as for Command. All
+	// workers use the same key at a time, and another one after half a second. A third of the commands fail.
+	Once = "once"
 	// Final: one attempt at each of [Config.Locks] after the run, recorded as [history.Final].
 	Final = "final"
 )
@@ -104,7 +107,7 @@ func (c *Config) settleTimeout() time.Duration { return cmp.Or(c.SettleTimeout, 
 
 // Names returns the workloads that a run can have, which are all but Final.
 func Names() []string {
-	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Election, Sets}
+	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Election, Sets, Once}
 }
 
 // Check returns an error if a workload does not exist, or is not possible with that kind of locker on
@@ -142,6 +145,7 @@ func plans() map[string]plan {
 		Semaphore: {sequences: 2, locks: len(slots), step: (*sequence).semaphore, recipe: true},
 		Election:  {sequences: 2, locks: 1, step: (*sequence).election, recipe: true},
 		Sets:      {sequences: 2, locks: 4, step: (*sequence).several, recipe: true},
+		Once:      {sequences: 1, locks: 1, step: (*sequence).once, recipe: true},
 		Final:     {sequences: 8, step: (*sequence).final},
 	}
 }
@@ -159,11 +163,14 @@ func Locks(workload, prefix string) []string {
 // Offers returns what holders learn in a workload on a locker with the given offers: commands get a
 // token and nothing else.
 func Offers(workload string, offers history.Offers) history.Offers {
-	if workload == Command {
+	if RunsStile(workload) {
 		return history.Offers{Tokens: offers.Tokens, Fair: offers.Fair}
 	}
 	return offers
 }
+
+// RunsStile reports whether a workload runs the command `stile`.
+func RunsStile(workload string) bool { return workload == Command || workload == Once }
 
 // Run runs the worker until ctx ends. It records everything from Started to the last Census, and
 // returns nil if that succeeded. Failures of the locks' servers are no errors, unless the worker
