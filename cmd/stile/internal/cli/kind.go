@@ -142,20 +142,6 @@ func (r *request) joinAll(ctx context.Context, client *stile.Client) *pendingHol
 	}
 }
 
-// noteAttempt is the client's [stile.Hooks.AttemptStart].
-func (r *request) noteAttempt(ctx context.Context, e stile.AttemptStartEvent) context.Context {
-	r.awaited.Store(&e.Name)
-	return ctx
-}
-
-// awaitedName returns the name of the lock that was asked for last.
-func (r *request) awaitedName() string {
-	if name := r.awaited.Load(); name != nil {
-		return *name
-	}
-	return r.names[0]
-}
-
 // heldLocks describes the locks of a hold.
 func heldLocks(h hold, owner, validity string) []held {
 	if one, ok := h.(*stile.Hold); ok {

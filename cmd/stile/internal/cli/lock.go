@@ -65,7 +65,7 @@ func (r *request) take(ctx context.Context, owner stile.Owner) (_ *lock, err err
 	if r.store.url == "mem:" && !r.quiet {
 		r.stdio.say("mem: is private to this process: the lock excludes no other process")
 	}
-	hooks := stile.Hooks{SessionRenewed: l.renewals.Note, AttemptStart: r.noteAttempt}
+	hooks := stile.Hooks{SessionRenewed: l.renewals.Note}
 	if l.client, err = stile.New(l.opened.Store, &stile.Options{TTL: l.ttl, Owner: owner, Hooks: hooks}); err != nil {
 		return nil, err
 	}

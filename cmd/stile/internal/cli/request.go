@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -35,7 +34,6 @@ type request struct {
 	accept func(store.Terms) error
 	// beforeWait is called before the lock is asked for; an error ends the request. Nil does nothing.
 	beforeWait func(context.Context, *stile.Client) error
-	awaited    atomic.Pointer[string] // set by noteAttempt
 }
 
 func newRequest(stdio Stdio) request {
@@ -177,8 +175,8 @@ func (r *request) waitTimeoutError(ctx context.Context, client *stile.Client, er
 	// must not look like an outage.
 	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	name := r.awaitedName()
-	line, unread := client.Line(asking, name)
+	line, unread := r.awaitedLine(asking, client)
+	name := line.Name
 	within := brief(time.Duration(r.wait))
 	switch {
 	case unread != nil:

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -31,17 +32,19 @@ func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var (
-		name  string
 		lines <-chan stile.Line
 		line  stile.Line
-		stop  = func() {}
 	)
-	defer func() { stop() }()
+	if len(r.names) == 1 {
+		var stop func()
+		lines, stop = latest(ctx, client, r.names[0])
+		defer stop()
+	}
 	for {
-		if now := r.awaitedName(); now != name { // another one of several
-			stop()
-			name, line = now, stile.Line{}
-			lines, stop = latest(ctx, client, name)
+		if len(r.names) > 1 {
+			if now, err := r.awaitedLine(ctx, client); err == nil {
+				line = now
+			}
 		}
 		select {
 		case <-place.ready:
@@ -53,9 +56,9 @@ func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *
 			around = nil
 			progress.clear()
 			r.stdio.say(fmt.Sprintf("deadlock: lock %q is already held by a stile run that this command runs under; "+
-				"it will not be free before that ends", name))
+				"it will not be free before that ends", line.Name))
 		}
-		texts := waitingTexts(name, line, place.ahead(), time.Since(began))
+		texts := waitingTexts(cmp.Or(line.Name, r.names[0]), line, place.ahead(), time.Since(began))
 		switch {
 		case progress != nil:
 			progress.show(texts...)
@@ -67,6 +70,24 @@ func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *
 			return
 		}
 	}
+}
+
+// awaitedLine returns the line of the lock that is waited for: of several, the first one that another process
+// holds. If there is none, it returns the line of the first lock.
+func (r *request) awaitedLine(ctx context.Context, client *stile.Client) (line stile.Line, err error) {
+	me := stile.DefaultOwner()
+	names := slices.Sorted(slices.Values(r.names))
+	for _, name := range append(names, names[0]) {
+		line, err = client.Line(ctx, name)
+		if err != nil || len(r.names) == 1 {
+			line.Name = name
+			return line, err
+		}
+		if len(line.Holders) > 0 && (line.Holders[0].Owner.PID != me.PID || line.Holders[0].Owner.Host != me.Host) {
+			return line, nil
+		}
+	}
+	return line, nil
 }
 
 // latest returns a channel that always has the newest unread reading of a line, until ctx ends or stop
