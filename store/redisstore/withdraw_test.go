@@ -172,7 +172,10 @@ func TestWithdrawAfter_repetitionFindsNothing(t *testing.T) {
 	st, interceptor := interceptedStore(t, server.Addr())
 	name := newName(t)
 	ticket := hold(t, open(t, st, longTTL), name)
+	deleted := make(chan struct{})
 	interceptor.next("detach", func(_ context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+		interceptor.hold("detach", deleted) // the store may give this request up, and repeat it
+		defer close(deleted)
 		send(t.Context())
 		server.Do(append([]string{"DEL"}, redisstore.Keys("", name)...)...)
 		return cutConnection(send)
