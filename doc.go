@@ -16,6 +16,7 @@
 // context ends when the lock is lost; the cause of the context is the reason. Its fencing token
 // ([Hold.Token]) is larger than the token of every earlier conflicting hold of the same name.
 //
+// Two holds of a name conflict if they may not exist together: any two of a mutex, a writer and any other.
 // Conflicting holds are never valid at the same time, provided that the store keeps its promises
 // and that all clocks run at about the same rate; docs/guarantees.md in the repository has the
 // details. But no lock can stop a process that is suspended in the middle of a write and finishes

@@ -17,7 +17,7 @@ import (
 // arrival, except on Redlock.
 //
 // A Mutex and an Election of the same name exclude each other. So does etcd's own
-// concurrency.Election, but it cannot read Stile's values, and shows itself as a leader without one.
+// concurrency.Election. It cannot read Stile's values, and Stile sees it as a leader without a value.
 //
 // An Election has no state, and making one costs nothing. It is safe for concurrent use.
 type Election struct{ locker locker }

@@ -27,8 +27,9 @@ var (
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
-	// ErrNotKnown means that the lock is released, but that it is unknown whether it was held until
-	// then. See [Hold.Release] and [Hold.SetRecord].
+	// ErrNotKnown means that the entry is out of its line, and that a request got no reply. So it is unknown
+	// whether the lock was held until then ([Hold.Release], [Hold.Yield]), or whether the record was written
+	// ([Hold.SetRecord]).
 	ErrNotKnown = store.ErrNotKnown
 	// ErrNoNumber means that all slot numbers are taken. See [Semaphore.Numbered].
 	ErrNoNumber = store.ErrNoNumber

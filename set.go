@@ -246,7 +246,7 @@ func (m *MultiHold) deliver(holds []*Hold) (err error) {
 		}
 	}()
 	for _, h := range holds {
-		h.place.attempt.ctx = m.withHolds(h.place.attempt.ctx)
+		h.place.attempt.ctx = m.withHolds(h.place.attempt.ctx) //nolint:fatcontext // each has its own
 		if !h.deliver() {
 			return fmt.Errorf("%w: %w", errLostOne, h.Err())
 		}

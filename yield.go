@@ -26,9 +26,9 @@ import (
 //   - The hold is a reader's and shares its entry with other readers of the client. It leaves that entry
 //     and gets one of its own. A writer gets the lock when the other readers have left too.
 //
-// If ctx has already ended, Yield only releases the lock. After an error the lock is not
-// held. There are two exceptions: after [ErrReentrant] it is still held, and if the hold had yielded
-// before, the hold that the earlier Yield returned is unchanged. The errors are:
+// If ctx has already ended, Yield only releases the lock. After an error this
+// hold is not held, except after [ErrReentrant]. A second Yield of a hold fails, and does not change the
+// hold that the first one returned. The errors are:
 //   - a [*LostError] if the hold had been lost before the hand-over; Yield has not waited
 //   - one matching [ErrNotKnown] if that is unknown; Yield has not waited
 //   - one matching ctx.Err() if ctx ended; the entry is removed as after a failed Lock
