@@ -17,6 +17,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/testservers"
@@ -328,5 +329,57 @@ func TestInterop_negativeLeaseID(t *testing.T) {
 	c := newClient(t, server(t).Client(t), longTTL)
 	if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
 		t.Errorf("TryLock: got %v, want ErrHeld", err)
+	}
+}
+
+// etcd's recipe of a read-write lock has its keys one level deeper than Stile, under name/read and
+// name/write. So the two do not exclude each other on the same name, and neither gets stuck on the
+// other's keys.
+func TestInterop_recipeRWMutex(t *testing.T) {
+	t.Parallel()
+	cli, name := server(t).Client(t), newName(t)
+	c := newClient(t, cli, longTTL)
+	session, err := concurrency.NewSession(cli, concurrency.WithTTL(int(longTTL.Seconds())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := recipe.NewRWMutex(session, name)
+	locked := func(lock func() error) <-chan struct{} {
+		acquired := make(chan struct{})
+		go func() {
+			if err := lock(); err != nil {
+				t.Error(err)
+			}
+			close(acquired)
+		}()
+		return acquired
+	}
+
+	wait(t, locked(theirs.Lock), "the recipe's writer on a free lock")
+	for _, n := range []string{name, name + "/read", name + "/write"} {
+		hold, err := c.RWMutex(n).TryLock(t.Context())
+		if err != nil {
+			t.Errorf("TryLock of %q beside the recipe's writer: %v", n, err)
+			continue
+		}
+		release(t, hold)
+	}
+	if err := theirs.Unlock(); err != nil {
+		t.Error(err)
+	}
+
+	hold := lock(t, c, name)
+	wait(t, locked(theirs.RLock), "the recipe's reader beside a holder")
+	if err := theirs.RUnlock(); err != nil {
+		t.Error(err)
+	}
+	acquired := locked(theirs.Lock) // may wait for the holder, whose key is below the name too
+	release(t, hold)
+	wait(t, acquired, "the recipe's writer after a release")
+	if l, err := c.Line(t.Context(), name); err != nil || len(l.Holders)+len(l.Waiters) > 0 {
+		t.Errorf("got the line %+v, %v; want the recipe's keys ignored", l, err)
+	}
+	if err := theirs.Unlock(); err != nil {
+		t.Error(err)
 	}
 }
