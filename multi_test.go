@@ -355,6 +355,95 @@ func TestLockAll_panic(t *testing.T) {
 	})
 }
 
+// A panic in a hook of one lock leaves no attempt of the others open, and none of them counts as acquired.
+func TestLockAll_panicEndsAllAttempts(t *testing.T) {
+	for what, c := range map[string]struct {
+		held     string // by another client
+		panics   func(*stile.Hooks)
+		acquired []string // in one step
+	}{
+		"AttemptEnd after a failure": {"c", func(h *stile.Hooks) {
+			end := h.AttemptEnd
+			h.AttemptEnd = func(ctx context.Context, e stile.AttemptEndEvent) {
+				end(ctx, e)
+				if e.Err != nil {
+					panic(errPanic)
+				}
+			}
+		}, nil},
+		"HoldStart": {"z", func(h *stile.Hooks) {
+			start := h.HoldStart
+			h.HoldStart = func(ctx context.Context, e stile.HoldStartEvent) context.Context {
+				if e.Name == "b" {
+					panic(errPanic)
+				}
+				return start(ctx, e)
+			}
+		}, []string{"a", "b"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bothForms(t, func(t *testing.T, w *testEnv) {
+				pairs := newHookPairs(t)
+				ann := w.client("ann", func(o *stile.Options) {
+					o.Hooks = pairs.hooks()
+					c.panics(&o.Hooks)
+				})
+				defer release(t, lock(t, w.client("bob"), c.held))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				func() {
+					defer func() {
+						if r := recover(); r != errPanic {
+							t.Errorf("recovered %v, want the hook's panic", r)
+						}
+					}()
+					_, _ = ann.LockAll(ctx, "a", "b", "c")
+				}()
+				pairs.checkPaired()
+				var acquired []string
+				for _, s := range pairs.spans {
+					if s.attempt != nil && s.outcome == stile.Acquired {
+						acquired = append(acquired, s.attempt.Name)
+					}
+				}
+				want := c.acquired
+				if w.oneByOne {
+					want = []string{"a", "b"}
+				}
+				if !slices.Equal(acquired, want) {
+					t.Errorf("the acquired attempts are %q, want %q", acquired, want)
+				}
+			})
+		})
+	}
+}
+
+// After a panic in HoldStart the next place of the client joins the line when the entry is out of it.
+func TestLockAll_panicKeepsTurn(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann", func(o *stile.Options) {
+			panicked := false
+			o.Hooks.HoldStart = func(ctx context.Context, _ stile.HoldStartEvent) context.Context {
+				if !panicked {
+					panicked = true
+					panic(errPanic)
+				}
+				return ctx
+			}
+		})
+		w.faults(memstore.Fault{Delay: time.Second / 2}, on(memstore.Withdraw))
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = ann.LockAll(t.Context(), "a", "b")
+		}()
+		next := wait(t.Context(), t, ann, "a")
+		w.expectLine("a", "ann")
+		h := next.expectHold()
+		w.heal()
+		release(t, h)
+	})
+}
+
 // In an outage the releases of all locks together take no longer than that of one.
 // Bug: RedissonMultiLock
 func TestLockAll_releasesInOutage(t *testing.T) {

@@ -31,20 +31,25 @@ type set struct {
 // that it has taken must be given up.
 func (m *MultiHold) takeTogether(ctx context.Context, c *Client, names []string, try bool) (err error) {
 	s := &set{client: c, try: try}
-	defer func() {
-		for _, p := range s.places { // also if a hook panicked
-			p.attempt.end(err)
-		}
-	}()
-	err = errUnfinished
+	err = errUnfinished // if a hook or the logger panics
+	defer func() { endAttempts(s.places, err) }()
 	for _, name := range names {
 		s.places = append(s.places, newPlace(ctx, locker{client: c, name: name}, try))
 	}
-	holds, err := s.obtain(ctx, names)
-	if err != nil {
-		return err
+	holds, failure := s.obtain(ctx, names)
+	if failure != nil {
+		return failure
 	}
 	return m.deliver(holds)
+}
+
+// endAttempts ends the attempts that are open, also if a hook panics.
+func endAttempts(places []*Place, err error) {
+	if len(places) == 0 {
+		return
+	}
+	defer endAttempts(places[1:], err)
+	places[0].attempt.end(err)
 }
 
 // obtain gets a hold for each place. On failure all places have left their queues, or leave them once
@@ -239,19 +244,20 @@ func (s *set) withdraw() {
 // deliver calls the hooks of all locks. If one was lost before, all are given up and the error matches
 // errLostOne. It is the counterpart of [Place.obtain].
 func (m *MultiHold) deliver(holds []*Hold) (err error) {
-	delivered := 0
+	rest := holds
 	defer func() {
-		for _, h := range holds[delivered:] { // also if a hook panicked
+		for _, h := range rest { // also if a hook panicked
 			h.giveUp()
 		}
 	}()
 	for _, h := range holds {
+		rest = rest[1:] // if a hook panics, deliver gives h up
 		h.place.attempt.ctx = m.withHolds(h.place.attempt.ctx) //nolint:fatcontext // each has its own
 		if !h.deliver() {
+			h.giveUp()
 			return fmt.Errorf("%w: %w", errLostOne, h.Err())
 		}
 		m.holds = append(m.holds, h)
-		delivered++
 	}
 	return nil
 }
