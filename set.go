@@ -251,7 +251,7 @@ func (m *MultiHold) deliver(holds []*Hold) (err error) {
 		}
 	}()
 	for _, h := range holds {
-		rest = rest[1:] // if a hook panics, deliver gives h up
+		rest = rest[1:]                                        // if a hook panics, deliver gives h up
 		h.place.attempt.ctx = m.withHolds(h.place.attempt.ctx) //nolint:fatcontext // each has its own
 		if !h.deliver() {
 			h.giveUp()
