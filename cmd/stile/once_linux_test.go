@@ -263,7 +263,7 @@ func TestOnce_lostBeforeRecord(t *testing.T) {
 		3: "the command failed, but this is not recorded, so the waiters may run it: ",
 	} {
 		before := m.starts()
-		c := m.startOnce(fmt.Sprintf("exit %d", code), "--key", "v1", "job")
+		c := m.startOnce(fmt.Sprintf("exit %d", code), "--key", "v1", "--ttl", "4m", "job")
 		redis.Do("DEL", "job") // the holder is not notified before its next renewal
 		m.endScript()
 		if got := c.exitCode(); got != code || !strings.Contains(c.stderr.String(), `stile: lock "job": `+text) {

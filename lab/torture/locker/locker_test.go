@@ -54,7 +54,7 @@ func (on *servers) fixtures() map[string]func(*testing.T) fixture {
 		"stile on etcd": func(*testing.T) fixture {
 			return fixture{
 				config:   locker.Config{Kind: "stile", URL: "etcd://" + on.etcd.Endpoint(), TTL: ttl},
-				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true},
+				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true, Sets: true},
 				takeAway: func(t *testing.T, name string) { deleteKeys(t, on.etcd, name) },
 			}
 		},
