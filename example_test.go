@@ -270,6 +270,39 @@ func ExampleRWMutex() {
 	// writing, newer than the readers: true
 }
 
+// A writer goes on as a reader. Readers that waited for it get the lock beside it.
+func ExampleHold_Downgrade() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+	config := client.RWMutex("config")
+
+	hold, err := config.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer hold.Release(ctx)
+	fmt.Println("writing a new version")
+	if err := hold.Downgrade(ctx); err != nil {
+		log.Fatal(err) // do not write any more; readers may still be kept out
+	}
+	fmt.Println("announcing the version, which cannot change meanwhile")
+
+	reader, err := config.TryRLock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("beside another reader")
+	_ = reader.Release(ctx)
+	// Output:
+	// writing a new version
+	// announcing the version, which cannot change meanwhile
+	// beside another reader
+}
+
 // At most three imports run at a time, in all processes together.
 func ExampleSemaphore() {
 	client, err := stile.New(memstore.New(), nil)
@@ -294,6 +327,54 @@ func ExampleSemaphore() {
 	// Output:
 	// a fourth fails: true
 	// all agree on the number: true
+}
+
+// Each of two GPUs has one user at a time.
+func ExampleSemaphore_Numbered() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	gpus := client.Semaphore("gpus", 2).Numbered()
+	for range 2 {
+		hold, err := gpus.Acquire(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer hold.Release(ctx)
+		fmt.Println("training on GPU", hold.Slot())
+	}
+	// Output:
+	// training on GPU 0
+	// training on GPU 1
+}
+
+// An operator lowers the number of builds at a time, while they run.
+func ExampleClient_Resize() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+	builds := client.Semaphore("builds", 4)
+
+	for range 2 {
+		hold, err := builds.Acquire(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer hold.Release(ctx)
+	}
+	if err := client.Resize(ctx, "builds", 1); err != nil { // both go on; 0 would remove the limit
+		log.Fatal(err)
+	}
+	_, err = builds.TryAcquire(ctx)
+	fmt.Println("a third fails:", errors.Is(err, stile.ErrHeld))
+	// Output: a third fails: true
 }
 
 // A scheduler that runs in one process at a time, and others that find it.
@@ -439,4 +520,44 @@ func ExampleHold_SetRecord() {
 	// Output:
 	// migrating to v42
 	// <nil> <nil>
+}
+
+// A holder of one lock waits for another, with the context of its hold.
+func ExampleClient_WaitGraph() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	stock, err := client.Mutex("stock").Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		done <- client.Mutex("orders").Do(ctx, func(ctx context.Context, _ *stile.Hold) error {
+			return client.Mutex("stock").Do(ctx, func(context.Context, *stile.Hold) error { return nil })
+		})
+	}()
+
+	graph := &stile.WaitGraph{}
+	for len(graph.Waits) == 0 { // a wait is published when it has lasted for a second
+		time.Sleep(100 * time.Millisecond)
+		if graph, err = client.WaitGraph(ctx, ""); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for _, wait := range graph.Waits {
+		fmt.Printf("the holder of %q waits for %q\n", wait.Held, wait.For)
+	}
+	fmt.Println("deadlocks:", len(graph.Cycles))
+	_ = stock.Release(ctx)
+	if err := <-done; err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// the holder of "orders" waits for "stock"
+	// deadlocks: 0
 }
