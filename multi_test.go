@@ -613,6 +613,37 @@ func TestLockAll_replyLost(t *testing.T) {
 	})
 }
 
+// The caller's context may end while LockAll is about to return. It returns holds, or an error and nothing
+// is held. Run with the race detector: the end is noticed in another goroutine.
+func TestLockAll_contextEndsAtTheEnd(t *testing.T) {
+	bothForms(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		held := 0
+		for range 1000 {
+			ctx, cancel := context.WithCancel(t.Context())
+			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+				if c.Op == memstore.Notify {
+					go cancel()
+				}
+				return memstore.Fault{}
+			})
+			m, err := ann.LockAll(ctx, "a", "b")
+			w.heal()
+			cancel()
+			if err == nil {
+				held++
+				releaseAll(t, m)
+				continue
+			}
+			expectError(t, err, context.Canceled)
+			synctest.Wait()
+			w.expectLine("a")
+			w.expectLine("b")
+		}
+		t.Logf("held %d times of 1000", held)
+	})
+}
+
 // All locks are closed after holders that did not release them. LockAll waits for all delays at once.
 func TestLockAll_lockDelay(t *testing.T) {
 	bothForms(t, func(t *testing.T, w *testEnv) {

@@ -58,10 +58,11 @@ func (s *set) obtain(ctx context.Context, names []string) (holds []*Hold, err er
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	for i, p := range s.places {
-		if outer := outerHold(p.attempt.ctx, s.client, names[i]); outer != nil && !s.try {
+		own := p.attempt.ctx // deliver sets another, while the function below may still run
+		if outer := outerHold(own, s.client, names[i]); outer != nil && !s.try {
 			return nil, reentrantError(names[i], outer)
 		}
-		defer context.AfterFunc(p.attempt.ctx, func() { cancel(context.Cause(p.attempt.ctx)) })()
+		defer context.AfterFunc(own, func() { cancel(context.Cause(own)) })()
 	}
 	if s.call, err = s.client.track(ctx); err != nil {
 		return nil, lockError(names[0], err)
