@@ -2,13 +2,20 @@ package redisstore_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redisstore"
 )
 
 func setRecord(t *testing.T, e *testEntry, value string) {
@@ -55,6 +62,93 @@ func TestSetRecord_lateRequestChangesNothing(t *testing.T) {
 		deliver(t.Context())
 		wantRecord(t, st, name, later)
 	}
+}
+
+// A repeated request arrives once more, after another reader has written. It has no effect.
+func TestSetRecord_lateRepetition(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	for _, value := range []string{"value", ""} {
+		name := newName(t)
+		st, interceptor := interceptedStore(t, server.Addr())
+		e, other := join(t, open(t, st, longTTL), name, line.Shared), join(t, open(t, st, longTTL), name, line.Shared)
+		e.await(t, store.Admitted)
+		other.await(t, store.Admitted)
+		first := make(chan func(context.Context) []rueidis.RedisResult, 1)
+		interceptor.next("setrecord", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			first <- send
+			return failRequest(ctx, send)
+		})
+		setRecord(t, e, value)
+		setRecord(t, other, "other")
+		for _, r := range (<-first)(t.Context()) {
+			if err := r.Error(); err != nil {
+				t.Error(err)
+			}
+		}
+		wantRecord(t, st, name, "other")
+		setRecord(t, e, "next")
+		wantRecord(t, st, name, "next")
+	}
+}
+
+// A repetition makes a change on its connection, also if the first request was carried out: otherwise WAIT
+// there would not wait for the replicas.
+func TestSetRecord_repetitionMakesChange(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	changes := func() (n int) {
+		info, err := server.Do("INFO", "persistence").ToString()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, after, _ := strings.Cut(info, "rdb_changes_since_last_save:")
+		text, _, _ := strings.Cut(after, "\r")
+		if n, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for what, meanwhile := range map[string]func(e *testEntry){
+		"nothing":           func(*testEntry) {},
+		"a later call":      func(e *testEntry) { setRecord(t, e, "later") },
+		"the entry is gone": func(e *testEntry) { e.leave(t) },
+	} {
+		st, interceptor := interceptedStore(t, server.Addr())
+		e := hold(t, open(t, st, longTTL), newName(t))
+		before := make(chan int, 1)
+		interceptor.next("setrecord", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			send(ctx)
+			meanwhile(e)
+			before <- changes()
+			return failRequest(ctx, send)
+		})
+		setRecord(t, e, "value")
+		if changes() == <-before {
+			t.Errorf("meanwhile %s: the repetition has changed nothing", what)
+		}
+	}
+}
+
+// The address leads to another server, and the connection to the old one is still open. That one is a
+// replica now, and lacks what has been written since.
+// Promise: P7
+func TestRecord_demotedMaster(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	old, now := servers[0], servers[1]
+	var address atomic.Value
+	address.Store(old.Addr())
+	options := redisstore.ClientOptions("moves:6379")
+	options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", address.Load().(string))
+	}
+	name, st := newName(t), newStore(t, connectWith(t, options), nil)
+	wantRecord(t, st, name, "")
+	address.Store(now.Addr())
+	old.Do("REPLICAOF", "127.0.0.1", "1")
+	setRecord(t, hold(t, open(t, storeAt(t, now.Addr()), longTTL), name), "value")
+	wantRecord(t, st, name, "value")
 }
 
 // The reply to a write is lost, and the entry is broken. The repetition finds the record.
