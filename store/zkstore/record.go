@@ -16,7 +16,7 @@ import (
 
 // recordNode is the node, in the directory of a line, with the record of the name. It is the directory of
 // no name, because no name is written like that.
-const recordNode = string(escape) + "record"
+const recordNode = string(escape) + "record" + otherSuffix
 
 // recordState orders the writes of one entry.
 type recordState struct {
