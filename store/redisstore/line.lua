@@ -711,16 +711,14 @@ if op == 'setrecord' then
 	local record = id .. ' ' .. ARGV[7] .. ' ' .. text
 	local _, flag = parts(id)
 	if not flag or flag == 't' or not redis.call('ZSCORE', H, id) then
-		if redis.call('GET', R) ~= record then return 0 end
-		redis.call('SET', R, record, 'KEEPTTL') -- it is there: see doReplicated
-		return 1
+		return redis.call('GET', R) == record and 1 or 0
 	end
 	local last = tonumber(redis.call('HGET', E, WRITES .. id) or 0)
 	if last < n then
 		redis.call('SET', R, record)
 		if text == '' then redis.call('PEXPIRE', R, VOID_TTL) end
 	end
-	redis.call('HSET', E, WRITES .. id, math.max(last, n)) -- also if it is there
+	redis.call('HSET', E, WRITES .. id, math.max(last, n)) -- also if it is there: see doReplicated
 	return 1
 end
 
