@@ -48,11 +48,11 @@ if op == 'read' then
 	}
 end
 
--- record n: returns the beginning of the record's key, n bytes of it. A replica may lack the last record: it is
--- recognized by its refusal to write.
+-- record n: returns the beginning of the record's key, n bytes of it. A replica, or a master without its replicas,
+-- may lack the last record. It is recognized by its refusal to write.
 if op == 'record' then
 	local refusal = redis.pcall('ZREM', Q, '')
-	if type(refusal) == 'table' and string.find(refusal.err, 'READONLY', 1, true) == 1 then return refusal end
+	if type(refusal) == 'table' and (string.find(refusal.err, '^READONLY') or string.find(refusal.err, '^NOREPLICAS')) then return refusal end
 	return string.sub(redis.call('GET', R) or '', 1, tonumber(ARGV[6]))
 end
 

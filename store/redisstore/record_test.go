@@ -111,6 +111,29 @@ func TestRecord_demotedMaster(t *testing.T) {
 	wantRecord(t, st, name, "value")
 }
 
+// A master that has lost its replicas may have been replaced.
+func TestRecord_masterWithoutReplicas(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name, st := newName(t), storeAt(t, server.Addr())
+	setRecord(t, hold(t, open(t, st, longTTL), name), "value")
+	server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read := make(chan error, 1)
+	go func() {
+		_, err := st.Capabilities().Record(ctx, name)
+		read <- err
+	}()
+	eventually(t, "the server refuses", func() bool { return errorStat(t, server, "NOREPLICAS") != "" })
+	cancel()
+	if err := <-read; !errors.Is(err, context.Canceled) {
+		t.Errorf("Record without replicas: got %v, want Canceled", err)
+	}
+	server.Do("CONFIG", "SET", "min-replicas-to-write", "0")
+	wantRecord(t, st, name, "value")
+}
+
 // The reply to a write is lost, and the entry is broken. The repetition finds the record.
 func TestSetRecord_replyLost(t *testing.T) {
 	t.Parallel()
