@@ -115,8 +115,8 @@ type Extensions struct {
 	// it. The record is written in one step with a check that the entry is in its line. The caller keeps
 	// the value within [MaxRecordBytes], and does not change it during the call.
 	//
-	// On success the entry was in its line when the record was written. The entry must be admitted and
-	// not withdrawn. If it is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
+	// On success the entry was in its line when the record was written, and no request of the call takes
+	// effect any more, even if other entries write meanwhile. The entry must be admitted and not withdrawn. If it is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
 	// [ErrSessionLost] and the record is unchanged. If it is gone, an earlier request of this call was not
 	// answered, and the record does not show it, the error matches [ErrNotKnown]: the record may have had
 	// this value for a time. After any other error the record may have either value, and an unanswered

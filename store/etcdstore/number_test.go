@@ -19,9 +19,15 @@ import (
 // holdSlot inserts an entry in the mode of a slot, which is admitted.
 func holdSlot(t *testing.T, se store.Session, name string, slots int) *testEntry {
 	t.Helper()
+	return holdMode(t, se, name, line.Slot(slots))
+}
+
+// holdMode adds an entry and waits until it is admitted.
+func holdMode(t *testing.T, se store.Session, name string, mode line.Mode) *testEntry {
+	t.Helper()
 	standings := make(chan store.Standing, 100)
 	ticket, err := se.Enqueue(t.Context(), store.Request{
-		Name: name, Mode: line.Slot(slots), Owner: store.Owner{Host: "test"}, Notify: func(st store.Standing) { standings <- st },
+		Name: name, Mode: mode, Owner: store.Owner{Host: "test"}, Notify: func(st store.Standing) { standings <- st },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -7,14 +7,16 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
 
 // setRecord is [store.Extensions.SetRecord]. The record is a key without a lease. The transaction that
 // puts it names the revision that it replaces, so an attempt that is carried out late, after another
 // write, has no effect. For the same reason a removed record leaves a key without a value: after a
-// deletion, an old attempt to put the first record could not be told from a new one. That key is under
-// the session's lease, because no attempt has an effect after the session has ended.
+// deletion, an old attempt to put the first record could not be told from a new one. If the entry is
+// exclusive, that key is under the session's lease: nobody else has attempts under way, and no attempt
+// has an effect after its session has ended. Otherwise it stays until an exclusive entry replaces it.
 func (e *entry) setRecord(ctx context.Context, value []byte) error {
 	se, s := e.session, e.session.store
 	op := "write the record"
@@ -25,10 +27,6 @@ func (e *entry) setRecord(ctx context.Context, value []byte) error {
 	defer cancel()
 	// The writer makes the text different from that of every other call.
 	key, text := s.keys.record(e.req.Name), fmt.Sprintf("%d.%d %s", e.order, e.recordCalls.Add(1), value)
-	put := clientv3.OpPut(key, text)
-	if len(value) == 0 {
-		put = clientv3.OpPut(key, text, clientv3.WithLease(se.lease))
-	}
 	reads := []clientv3.Op{clientv3.OpGet(key), clientv3.OpGet(e.key)}
 	unanswered := false
 	resp, err := s.commit(bounded, nil, reads, nil)
@@ -49,6 +47,10 @@ func (e *entry) setRecord(ctx context.Context, value []byte) error {
 			return fmt.Errorf("%s: %s: an earlier request was not answered: %w", s, op, store.ErrNotKnown)
 		default:
 			return fmt.Errorf("%s: %s: %w: another client removed or overwrote the entry", s, op, store.ErrGone)
+		}
+		put := clientv3.OpPut(key, text)
+		if len(value) == 0 && e.req.Mode == line.Exclusive && !isShared(own[0].Value) {
+			put = clientv3.OpPut(key, text, clientv3.WithLease(se.lease))
 		}
 		unchanged := clientv3.Compare(clientv3.ModRevision(key), "=", seen)
 		err = s.attempt(bounded, func(ctx context.Context) (err error) {

@@ -9,6 +9,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
 
@@ -45,6 +46,35 @@ func TestSetRecord_lateAttemptIsVoid(t *testing.T) {
 			late.deliver(t)
 			wantRecord(t, name, later)
 		}
+	}
+}
+
+// An attempt that was given up is carried out after another holder has removed the record and its session has
+// ended. It has no effect. The other holder is one of two, or an exclusive one that was downgraded.
+func TestSetRecord_lateAfterRemovalByOther(t *testing.T) {
+	t.Parallel()
+	for _, downgraded := range []bool{false, true} {
+		name := newName(t)
+		cli, intercept := interceptedClient(t)
+		se, other := openSession(t, newStore(t, cli, "")), openSession(t, newStore(t, server(t).Client(t), ""))
+		var j, remover *testEntry
+		if downgraded {
+			remover = holdMode(t, other, name, line.Exclusive)
+			if err := remover.Extensions().Downgrade(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			j = holdMode(t, se, name, line.Shared)
+		} else {
+			remover, j = holdMode(t, other, name, line.Slot(2)), holdMode(t, se, name, line.Slot(2))
+		}
+		late := captureClaim(intercept, func() {})
+		setRecord(t, j, "early")
+		setRecord(t, remover, "")
+		if err := other.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		late.deliver(t)
+		wantRecord(t, name, "")
 	}
 }
 

@@ -48,8 +48,13 @@ if op == 'read' then
 	}
 end
 
--- record n: returns the beginning of the record's key, n bytes of it.
-if op == 'record' then return string.sub(redis.call('GET', R) or '', 1, tonumber(ARGV[6])) end
+-- record n: returns the beginning of the record's key, n bytes of it. A replica, or a master without its replicas,
+-- may lack the last record. It is recognized by its refusal to write.
+if op == 'record' then
+	local refusal = redis.pcall('ZREM', Q, '')
+	if type(refusal) == 'table' and (string.find(refusal.err, '^READONLY') or string.find(refusal.err, '^NOREPLICAS')) then return refusal end
+	return string.sub(redis.call('GET', R) or '', 1, tonumber(ARGV[6]))
+end
 
 -- Returns how many of the n slots that an entry asks for count, by the operator's limit.
 local limit
@@ -75,6 +80,8 @@ local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(
 local function parts(id) return split(redis.call('HGET', E, id)) end
 
 local NUMBER = 'number ' -- followed by the id of an entry: the field with its slot number and the order of that claim
+
+local WRITES = 'writes ' -- followed by the id of an entry: the field with the number of its last call of setrecord
 
 -- VALUE_PREFIX is followed by the id of the first entry that held the lock after it was free, or by that of a
 -- downgraded entry and ".s".
@@ -209,7 +216,7 @@ end
 -- its place.
 local function remove(id)
 	if redis.call('ZREM', X, id) == 0 then return false end
-	redis.call('HDEL', E, id, NUMBER .. id)
+	redis.call('HDEL', E, id, NUMBER .. id, WRITES .. id)
 	disarm(id)
 	if id == downgraded then
 		redis.call('HDEL', E, 'downgraded')
@@ -694,22 +701,24 @@ if op == 'limit' then
 	return last
 end
 
--- setrecord id n value: replaces the record, if the entry holds the lock and is not detached, unless a
--- later call for the entry has. Returns whether the entry was there, or has written this record. A removed
--- record is remembered as long as a request in flight might write it again.
+-- setrecord id n value: replaces the record, if the entry holds the lock and is not detached, unless this call
+-- for the entry, or a later one, has done so. Returns whether the entry was there, or has written this record. A
+-- removed record is remembered for a while, for the repetitions that do not find the entry.
 if op == 'setrecord' then
 	local id, n, text = ARGV[6], tonumber(ARGV[7]), ARGV[8]
 	settle()
 	finish()
-	local writer, last = string.match(redis.call('GET', R) or '', '^(%S+) (%d+) ')
+	local record = id .. ' ' .. ARGV[7] .. ' ' .. text
 	local _, flag = parts(id)
 	if not flag or flag == 't' or not redis.call('ZSCORE', H, id) then
-		return writer == id and tonumber(last) == n and 1 or 0
+		return redis.call('GET', R) == record and 1 or 0
 	end
-	if writer ~= id or tonumber(last) <= n then
-		redis.call('SET', R, id .. ' ' .. ARGV[7] .. ' ' .. text) -- also if it is there: see doReplicated
+	local last = tonumber(redis.call('HGET', E, WRITES .. id) or 0)
+	if last < n then
+		redis.call('SET', R, record)
 		if text == '' then redis.call('PEXPIRE', R, VOID_TTL) end
 	end
+	redis.call('HSET', E, WRITES .. id, math.max(last, n)) -- also if it is there: see doReplicated
 	return 1
 end
 

@@ -12,8 +12,8 @@ import (
 
 // setRecord is [store.Extensions.SetRecord]. The record is a key of its own, which does not expire. The
 // entry's id is never reused, so a late request writes nothing once the entry is gone. The calls are
-// numbered, so a request that is carried out after one of a later call writes nothing either. Like an
-// entry, a record counts when enough replicas have it.
+// numbered, so a request that is carried out after its repetition, or after one of a later call, writes
+// nothing either. Like an entry, a record counts when enough replicas have it.
 func (e *entry) setRecord(ctx context.Context, value []byte) error {
 	se := e.session
 	op := "write the record"

@@ -2,13 +2,18 @@ package redisstore_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redisstore"
 )
 
 func setRecord(t *testing.T, e *testEntry, value string) {
@@ -55,6 +60,78 @@ func TestSetRecord_lateRequestChangesNothing(t *testing.T) {
 		deliver(t.Context())
 		wantRecord(t, st, name, later)
 	}
+}
+
+// A repeated request arrives once more, after another reader has written. It has no effect.
+func TestSetRecord_lateRepetition(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	for _, value := range []string{"value", ""} {
+		name := newName(t)
+		st, interceptor := interceptedStore(t, server.Addr())
+		e, other := join(t, open(t, st, longTTL), name, line.Shared), join(t, open(t, st, longTTL), name, line.Shared)
+		e.await(t, store.Admitted)
+		other.await(t, store.Admitted)
+		first := make(chan func(context.Context) []rueidis.RedisResult, 1)
+		interceptor.next("setrecord", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			first <- send
+			return failRequest(ctx, send)
+		})
+		setRecord(t, e, value)
+		setRecord(t, other, "other")
+		for _, r := range (<-first)(t.Context()) {
+			if err := r.Error(); err != nil {
+				t.Error(err)
+			}
+		}
+		wantRecord(t, st, name, "other")
+		setRecord(t, e, "next")
+		wantRecord(t, st, name, "next")
+	}
+}
+
+// The address leads to another server, and the connection to the old one is still open. That one is a
+// replica now, and lacks what has been written since.
+// Promise: P7
+func TestRecord_demotedMaster(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	old, now := servers[0], servers[1]
+	var address atomic.Value
+	address.Store(old.Addr())
+	options := redisstore.ClientOptions("moves:6379")
+	options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", address.Load().(string))
+	}
+	name, st := newName(t), newStore(t, connectWith(t, options), nil)
+	wantRecord(t, st, name, "")
+	address.Store(now.Addr())
+	old.Do("REPLICAOF", "127.0.0.1", "1")
+	setRecord(t, hold(t, open(t, storeAt(t, now.Addr()), longTTL), name), "value")
+	wantRecord(t, st, name, "value")
+}
+
+// A master that has lost its replicas may have been replaced.
+func TestRecord_masterWithoutReplicas(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name, st := newName(t), storeAt(t, server.Addr())
+	setRecord(t, hold(t, open(t, st, longTTL), name), "value")
+	server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read := make(chan error, 1)
+	go func() {
+		_, err := st.Capabilities().Record(ctx, name)
+		read <- err
+	}()
+	eventually(t, "the server refuses", func() bool { return errorStat(t, server, "NOREPLICAS") != "" })
+	cancel()
+	if err := <-read; !errors.Is(err, context.Canceled) {
+		t.Errorf("Record without replicas: got %v, want Canceled", err)
+	}
+	server.Do("CONFIG", "SET", "min-replicas-to-write", "0")
+	wantRecord(t, st, name, "value")
 }
 
 // The reply to a write is lost, and the entry is broken. The repetition finds the record.
@@ -118,4 +195,6 @@ func TestSetRecord_key(t *testing.T) {
 	if got, err := st.Capabilities().Record(t.Context(), name); err == nil {
 		t.Errorf("a key that is a list: got %q, want an error", got)
 	}
+	setRecord(t, e, "repaired")
+	wantRecord(t, st, name, "repaired")
 }

@@ -177,6 +177,19 @@ func records(s suite) {
 		w.wantRecord(name, "later")
 	})
 
+	s.needs(SharedModes).test("an abandoned write has no effect after later ones by it and another holder", func(_ *testing.T, w *testEnv) {
+		name := w.name("lock")
+		p, other := w.openKept().hold(name, line.Slot(2)), w.openKept().hold(name, line.Slot(2))
+		w.stagger(20, func(ctx context.Context) {
+			_ = p.ticket.Extensions().SetRecord(ctx, []byte("abandoned")) // may succeed or fail
+			p.setRecord("later")
+			other.setRecord("other")
+			w.wantRecord(name, "other")
+		})
+		time.Sleep(settleTime)
+		w.wantRecord(name, "other")
+	})
+
 	s.test("an abandoned write has no effect after a later removal", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)

@@ -22,9 +22,10 @@
 // version 4. The data is JSON: the mode and the owner. Directories are containers: the server deletes
 // them when they have been empty for a minute.
 //
-// The number of a slot is an ephemeral node ~slots/<number> in the directory of the line, with the name
-// of the entry's node as its data; both are deleted in one transaction. The operator's limit of the slots
-// is the node ~limit, and the record of the name the node ~record; neither is ephemeral.
+// The number of a slot is an ephemeral node ~slots__9999999999/<number> in the directory of the line, with
+// the name of the entry's node as its data; both are deleted in one transaction. The operator's limit of the
+// slots is the node ~limit__9999999999, and the record of the name the node ~record__9999999999; neither is
+// ephemeral. Because of the number other clients take these nodes for the last of the line.
 //
 // The order of an entry, from which its token is made, is the number of the transaction that created
 // it (czxid): of two conflicting entries the later one has the larger order, in the whole ensemble.

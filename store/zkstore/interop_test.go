@@ -287,6 +287,38 @@ func TestInterop_curatorReadWriteLock(t *testing.T) {
 	release()
 }
 
+// Other clients lock a name that has a record, a limit and a slot with a number. go-zookeeper's Lock fails if a child of the
+// directory does not end in a number, and leaves its entry in the line.
+// Promise: P1
+func TestInterop_otherNodes(t *testing.T) {
+	t.Parallel()
+	st, name := newStore(t, nil, server(t).Endpoint()), newName(t)
+	se := openSession(t, st)
+	j := enqueue(t, se, name, line.Exclusive)
+	j.await(t, store.Admitted)
+	setRecord(t, j, "value")
+	if err := st.Capabilities().SetLimit(t.Context(), name, 1); err != nil {
+		t.Fatal(err)
+	}
+	j.withdraw(t)
+	slot := enqueue(t, se, name, line.Slot(2))
+	slot.await(t, store.Admitted)
+	if _, _, err := slot.Extensions().ClaimNumber(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	slot.withdraw(t) // the directory of the numbers is left for a minute
+	for _, r := range []rival{goZookeeper{connect(t, server(t).Endpoint())}, startCurator(t, "mutex"), startCurator(t, "write"), startCurator(t, "read")} {
+		for range 2 {
+			acquired, release := r.join(t, "/"+name)
+			receive(t, acquired, fmt.Sprintf("lock of %T", r))
+			release()
+		}
+	}
+	j = enqueue(t, se, name, line.Exclusive)
+	j.await(t, store.Admitted)
+	wantRecord(t, name, "value")
+}
+
 // Curator's two kinds of locks do not see each other's entries, nor Stile's entries that are named
 // like the other kind's.
 // Promise: P1

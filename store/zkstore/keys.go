@@ -73,6 +73,11 @@ func (p paths) nameBelow(name, child string) (string, bool) {
 	return name + "/" + part, true
 }
 
+// otherSuffix is the end of the name of a node that is neither an entry nor the directory of a name. go-zookeeper's
+// Lock fails if a child of its directory does not end in a number. This number is larger than that of every entry,
+// so no client waits for the node. For Curator, which compares names, it comes last because of its first byte.
+const otherSuffix = "__9999999999"
+
 // systemDir is the directory at the top that ZooKeeper uses itself.
 const systemDir = "zookeeper"
 

@@ -10,7 +10,7 @@ import (
 
 // limitNode is the node, in the directory of a line, with the operator's limit of slots. It is the
 // directory of no name, because no name is written like that.
-const limitNode = string(escape) + "limit"
+const limitNode = string(escape) + "limit" + otherSuffix
 
 // setLimit is [store.Capabilities.SetLimit]. The node is not ephemeral. The requests name the version
 // that they replace.

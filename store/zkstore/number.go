@@ -19,7 +19,7 @@ import (
 
 // claimsNode is the container, in the directory of a line, of the claims of slot numbers. It is the
 // directory of no name, because no name is written like that.
-const claimsNode = string(escape) + "slots"
+const claimsNode = string(escape) + "slots" + otherSuffix
 
 func claimsDir(dir string) string { return join(dir, claimsNode) }
 

@@ -25,7 +25,7 @@ func (j *joined) claim(t *testing.T) int {
 // claims returns the numbers that are claimed.
 func claims(t *testing.T, conn *zk.Conn, name string) []string {
 	t.Helper()
-	children, _, err := conn.Children("/" + name + "/~slots")
+	children, _, err := conn.Children("/" + name + "/~slots__9999999999")
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		t.Fatal(err)
 	}

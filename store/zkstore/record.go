@@ -16,7 +16,7 @@ import (
 
 // recordNode is the node, in the directory of a line, with the record of the name. It is the directory of
 // no name, because no name is written like that.
-const recordNode = string(escape) + "record"
+const recordNode = string(escape) + "record" + otherSuffix
 
 // recordState orders the writes of one entry.
 type recordState struct {
@@ -125,15 +125,16 @@ func (e *entry) readRecord(path string) (data []byte, version int32, err error) 
 	return data, stat.Version, nil
 }
 
-// record is [store.Capabilities.Record].
+// record is [store.Capabilities.Record]. It makes a transaction before it reads: a sync would be answered by a
+// leader that all others have left, too.
 func (s *Store) record(ctx context.Context, name string) ([]byte, error) {
 	path := join(s.paths.dir(name), recordNode)
 	var value string
 	err := s.withReader(ctx, "read the record", func(ctx context.Context, c *client) error {
-		if err := c.sync(ctx, path); err != nil {
-			return err
-		}
 		data, err := attempt(ctx, c, func(int) ([]byte, error) {
+			if err := c.commitEmpty(); err != nil {
+				return nil, err
+			}
 			data, _, err := c.Get(path)
 			if errors.Is(err, zk.ErrNoNode) {
 				return nil, nil

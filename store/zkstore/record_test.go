@@ -129,3 +129,21 @@ func TestSetRecord_entryRemovedMeanwhile(t *testing.T) {
 	}
 	wantRecord(t, name, "")
 }
+
+// A leader that all others have left answers a sync, and may lack the last record: see
+// [TestConfirm_holdsNeedMajority].
+func TestRecord_needsMajority(t *testing.T) {
+	t.Parallel()
+	m := newInterceptor(t, server(t).Endpoint())
+	st, name := newStore(t, nil, m.addr()), newName(t)
+	asked := m.loseMajority(0, 0, func() {})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		<-asked
+		cancel()
+	}()
+	if _, err := st.Capabilities().Record(ctx, name); !errors.Is(err, context.Canceled) {
+		t.Errorf("Record without a majority: got %v, want Canceled", err)
+	}
+}
