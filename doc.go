@@ -37,7 +37,7 @@
 //
 // # Sessions
 //
-// Everything a client has in the store belongs to one session. The client opens the session on
+// All that a client holds or waits for belongs to one session. The client opens the session on
 // first use and renews it until [Client.Close]. If no renewal is confirmed in time, all holds of
 // the client are lost at the same deadline. The client then opens a new session by itself. Waiters
 // rejoin their lines, at the end. A lost hold is never taken again silently.

@@ -218,8 +218,8 @@ const (
 // campaign it pauses, for up to five seconds.
 //
 // If ctx ends while f does not run, the error matches ctx.Err(). Run returns the errors that another
-// campaign would meet again: those that match [ErrClosed], [ErrBadName], [ErrReentrant] or, before the
-// caller has led, [ErrKind], and that of a value that is too large.
+// campaign would meet again: that of a value that is too large, those that match [ErrClosed],
+// [ErrBadName] or [ErrReentrant], and, before the caller has led, those that match [ErrKind].
 func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Context, l *Leadership) error) error {
 	c := e.locker.client
 	if err := checkOwner(e.candidate(value).owner()); err != nil {

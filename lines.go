@@ -101,7 +101,7 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 // effect, because a program never gets more slots, or a larger slot number, than it has declared. Declare as many slots
 // as can ever be sensible, and limit them to what is sensible today. Zero removes the limit.
 //
-// The limit is a record in the store: it applies to all clients, is kept until it is changed or removed,
+// The limit is a value in the store: it applies to all clients, is kept until it is changed or removed,
 // and needs no holder. If it is raised, the waiters that now fit are admitted. If it is lowered, nobody
 // loses a hold: the next waiter is admitted when enough holders have left. Mutexes and read-write locks
 // have no limit; a name may have one before it is used as a semaphore.

@@ -557,8 +557,7 @@ func TestLock_afterLeaseRevoked(t *testing.T) {
 	release(t, again)
 }
 
-// etcd answers every request with an error after a CORRUPT alarm: the call returns it and does not
-// retry.
+// etcd refuses writes after a CORRUPT alarm: the call returns the error and does not retry.
 func TestStore_corruptClusterIsAnError(t *testing.T) {
 	t.Parallel()
 	cli, intercept := interceptedClient(t)
