@@ -290,8 +290,8 @@ func (h *Hold) Release(ctx context.Context) error {
 // which therefore starts the job later. Others can see the entry, and break it.
 //
 // On success nobody else gets the lock until d after the call; then the next waiter does. A store
-// may round d up to a full second or to its minimum TTL, and a change of etcd's leader may double it. If d is zero or negative, ReleaseAfter is
-// Release.
+// may round d up to a full second or to its minimum TTL, and a change of etcd's leader may double it. If
+// d is zero or negative, ReleaseAfter is Release.
 //
 // If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the lock
 // is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock],

@@ -36,11 +36,10 @@ type Options struct {
 	// which is when that client would otherwise get the lock. Lock and Join then wait for the delay,
 	// and TryLock returns an error with [HeldError.ClosedFor]. After a release there is no delay.
 	//
-	// Use it on stores that may end a session earlier than they promise, as etcd does
-	// if its leader's process is suspended for longer than the TTL. If LockDelay is at least the TTL, the previous holder has
-	// reached its own deadline before the next one gets the lock, even if it received no
-	// notification. The price is the longer wait after each crash, and one more request for each
-	// lock.
+	// Use it on stores that may end a session earlier than they promise, as etcd does if its leader's
+	// process is suspended for longer than the TTL. If LockDelay is at least the TTL, the previous
+	// holder has reached its own deadline before the next one gets the lock, even if it received no
+	// notification. The price is the longer wait after each crash, and one more request for each lock.
 	//
 	// LockDelay works between clients that set it: each hold leaves a marker in the store, which
 	// its release removes. A client without LockDelay leaves no markers and ignores those of
