@@ -75,7 +75,7 @@ type StaleError struct {
 	Token, Newest uint64
 }
 
-// Error names the resource and both tokens.
+// Error names the resource and the token, and Newest if it is larger.
 func (e *StaleError) Error() string {
 	if e.Newest <= e.Token {
 		return fmt.Sprintf("guard: %q: %v: %d is refused because the hold is over; the lock is lost", e.Resource, ErrStale, e.Token)

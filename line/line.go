@@ -18,7 +18,7 @@
 // Three properties follow, and are tested on random lines. The admitted entries of a line never
 // conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
 // join behind it, leave, or are downgraded. There is one exception: after the limit was
-// lowered, the rules may not admit entries that were admitted before. These stay admitted, and the
+// lowered, the rules may refuse entries that they admitted before. These stay admitted, and the
 // store must remember that.
 //
 // A line should have entries of one kind; see [SameKind]. But it may also have an entry of another

@@ -1,8 +1,8 @@
 package line
 
-// A Tracker follows one entry while the entries ahead of it leave or are downgraded. A store that learns about a line
-// through events has one Tracker for each of its own entries. The Tracker relies on the rule that
-// entries join only at the end of a line, so the set of entries ahead can only shrink.
+// A Tracker follows one entry while the entries ahead of it leave or are downgraded. A store that learns
+// about a line through events has one Tracker for each of its own entries. The Tracker relies on the rule
+// that entries join only at the end of a line, so the set of entries ahead can only shrink.
 //
 // A Tracker is not safe for concurrent use.
 type Tracker struct {
@@ -19,9 +19,9 @@ func NewTracker(me Entry, others []Entry) *Tracker {
 	return p
 }
 
-// Left records that the entry with the given ID left the line when the store's order was at. It
-// reports whether that entry was ahead. An entry with the same ID whose order is at or larger joined
-// after that, and is kept.
+// Left records that the entry with the given ID has left the line; at is the store's order at that
+// moment. It reports whether that entry was ahead. An entry with the same ID whose order is not smaller
+// than at joined later, and is kept.
 func (p *Tracker) Left(id string, at uint64) bool {
 	e, ok := p.ahead[id]
 	if !ok || at <= e.Order {

@@ -74,7 +74,8 @@ func kindText(m line.Mode) string {
 type HeldError struct {
 	// Name is the lock's name.
 	Name string
-	// Holder is the entry in front; nil if the store does not know it.
+	// Holder is one of the entries ahead: a holder or, if no holder blocks the try, perhaps a waiter. It
+	// is nil if the store does not know it.
 	Holder *Entry
 }
 

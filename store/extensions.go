@@ -14,7 +14,8 @@ type Extensions struct {
 	// for a call under way.
 	//
 	// On success the entry stays in the line for at least d after the call, unless it is broken,
-	// and is removed shortly afterwards. A store may round d up to a full second or to its minimum
+	// and is removed shortly afterwards. A store that keeps no record of waiters, such as Redlock's,
+	// removes a waiting entry at once. A store may round d up to a full second or to its minimum
 	// TTL. If the entry was already gone, the error matches [ErrGone] or [ErrNotKnown], as with
 	// Withdraw. If d is zero or negative, WithdrawAfter is Withdraw. If d is longer than the store
 	// can represent, which is years, the store uses the longest time that it can.
@@ -67,8 +68,8 @@ type Extensions struct {
 	Downgrade func(ctx context.Context) error
 
 	// NotifyContended makes the store call f once when another entry waits behind this one: at once
-	// if one already does, and never if this entry is removed first. f must not block or call the
-	// store.
+	// if one already does, and never if this entry is removed first. It may be called once for an entry.
+	// f must not block or call the store.
 	//
 	// It is not part of [Request], because watching for later entries can cost a store more than
 	// everything else. Only entries for which it is called have that cost.
@@ -96,11 +97,11 @@ type Extensions struct {
 	// have been withdrawn before.
 	Requeue func(ctx context.Context, owner Owner, notify func(Standing)) (Ticket, error)
 
-	// ClaimNumber gives the entry of a slot a number that no other entry in the line has. Numbers go
-	// from 0 to n − 1; n is the entry's number of slots, or the operator's limit if that is smaller
-	// ([Capabilities.SetLimit]). It returns the number, and the order of the claim, which is larger than that of every earlier claim
-	// of the same number, and at least that of the entry. An entry that has a number keeps it: calling
-	// ClaimNumber again returns the same.
+	// ClaimNumber gives the entry of a slot a number that no other entry in the line has. Numbers go from 0
+	// to n − 1; n is the entry's number of slots, or the operator's limit if that is smaller
+	// ([Capabilities.SetLimit]). It returns the number, and the order of the claim, which is larger than
+	// that of every earlier claim of the same number, and at least that of the entry. An entry that has a
+	// number keeps it: calling ClaimNumber again returns the same.
 	//
 	// The entry must be admitted and not withdrawn. If it is gone, the error matches [ErrGone] or
 	// [ErrSessionLost] and no number is taken. If the entries in the line have all numbers, the error
@@ -116,13 +117,14 @@ type Extensions struct {
 	// the value within [MaxRecordBytes], and does not change it during the call.
 	//
 	// On success the entry was in its line when the record was written, and no request of the call takes
-	// effect any more, even if other entries write meanwhile. The entry must be admitted and not withdrawn. If it is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
-	// [ErrSessionLost] and the record is unchanged. If it is gone, an earlier request of this call was not
-	// answered, and the record does not show it, the error matches [ErrNotKnown]: the record may have had
-	// this value for a time. After any other error the record may have either value, and an unanswered
-	// request may still take effect, but not after the entry is gone or detached, or after a later call
-	// for this entry has succeeded. SetRecord may be called again and concurrently; then any of the
-	// concurrent calls may take effect last.
+	// effect any more, even if other entries write meanwhile. The entry must be admitted and not withdrawn.
+	// If it is gone, or Withdraw or WithdrawAfter was called, the error matches [ErrGone] or
+	// [ErrSessionLost] and the record is unchanged. If it is gone, and an earlier request of this call was
+	// not answered and has left no trace in the record, the error matches [ErrNotKnown]: the record may
+	// have had this value for a time. After any other error the record may have either value, and an
+	// unanswered request may still take effect, but not after the entry is gone or detached, or after a
+	// later call for this entry has succeeded. SetRecord may be called again and concurrently; then any of
+	// the concurrent calls may take effect last.
 	SetRecord func(ctx context.Context, value []byte) error
 
 	// Key is where the entry is in the store: the key on etcd, the path of the node on ZooKeeper. A

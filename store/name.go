@@ -15,7 +15,8 @@ const MaxNameBytes = 512
 //
 // A name has 1 to [MaxNameBytes] bytes of UTF-8 without control characters. Slashes group names for
 // people and for prefixes and mean nothing to the locks: "a" and "a/b" are independent locks. So
-// that each path has only one spelling, no part of a name may be empty, "." or "..".
+// that each path has only one spelling, no part of a name may be empty, "." or "..". A store may refuse
+// further names, with the same error: etcdstore refuses ".stile" and all that begin with ".stile/".
 func CheckName(name string) error {
 	bad := func(why string) error { return fmt.Errorf("%w %q: %s", ErrBadName, shorten(name), why) }
 	switch {
@@ -39,7 +40,8 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckPrefix is [CheckName] for a prefix of names: it may be empty, and may end anywhere.
+// CheckPrefix returns nil if prefix has at most [MaxNameBytes] bytes of UTF-8 without control characters,
+// and otherwise an error that matches [ErrBadName]. It accepts some prefixes that no name can have.
 func CheckPrefix(prefix string) error {
 	switch {
 	case len(prefix) > MaxNameBytes:

@@ -12,7 +12,7 @@
 // tested from outside. Run it on every new store.
 //
 //   - Admission. An entry is reported [Admitted] only if the rules of package line admit it, in the
-//     order of arrival at the store. (A store without [Capabilities.Fair] may use another order.)
+//     order of arrival at the store. (For exceptions see [Capabilities.Fair].)
 //     Before the report the store must have found in the line the very entry that this call of
 //     Enqueue made. That all other entries are gone is not enough.
 //   - Order. The [Standing.Order] of an admitted entry is larger than that of every conflicting
@@ -33,11 +33,11 @@
 //
 // # Optional features
 //
-// Every store implements Store, Session and Ticket. Optional features are functions: those for one
-// entry are in the [Extensions] of its ticket, the others in [Capabilities], which also says in
-// advance which Extensions there are. (Extensions.Key is not a function and not announced.) A nil function means that the store lacks the feature. So a
-// store sets only the functions that it has, and a new feature can be added to the contract without
-// breaking existing stores.
+// Every store implements Store, Session and Ticket. Optional features are functions: those for one entry
+// are in the [Extensions] of its ticket, the others in [Capabilities], which also says in advance which
+// Extensions there are. (Extensions.Key is not a function and not announced.) A nil function means that the
+// store lacks the feature. So a store sets only the functions that it has, and a new feature can be added
+// to the contract without breaking existing stores.
 //
 // They are functions, not optional interfaces, because stores are wrapped: to rename locks, count
 // requests or inject faults. A wrapper that embeds an interface hides the additional methods of the
@@ -56,7 +56,9 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// A Store keeps one line for each name. It must be safe for concurrent use.
+// A Store keeps one line for each name. It must be safe for concurrent use. If no server answers, a method
+// other than Watch may fail before ctx ends, and so may ClearMarks, SetLimit and Record of its Capabilities.
+// Those of etcdstore, redisstore, redlockstore and zkstore do after ten seconds.
 type Store interface {
 	// Capabilities returns what the store supports. It sends no request and always returns the
 	// same.
@@ -146,7 +148,8 @@ type Session interface {
 	Enqueue(ctx context.Context, req Request) (Ticket, error)
 
 	// Close ends the session and removes all its entries. If it fails, they are removed when the
-	// TTL has passed. After Close or a loss, it does nothing and returns nil.
+	// TTL has passed; another call may try again. After a success or a loss, it does nothing and
+	// returns nil.
 	Close(ctx context.Context) error
 }
 
@@ -187,8 +190,9 @@ type Terms struct {
 	// their clients late, it is a third of the TTL. On Redlock it allows for clocks that are a
 	// hundredth fast.
 	Slack time.Duration
-	// Attempt is the timeout of one call of [Session.Confirm], for stores that repeat lost requests
-	// themselves. It is zero for stores that send one request for each call.
+	// Attempt is how long the caller lets one call of [Session.Confirm] last, for stores that repeat
+	// lost requests themselves. Zero, for stores that send one request for each call, leaves that to
+	// the caller.
 	Attempt time.Duration
 }
 
@@ -204,8 +208,9 @@ type Request struct {
 	// Try means that the entry is added only if it is admitted at once.
 	Try bool
 	// Notify is called for each change of the entry's standing, one call at a time and in order.
-	// The first call may come before Enqueue returns. Intermediate standings may be skipped, but
-	// the last one is always delivered. [Gone] is the last standing.
+	// The first call may come before Enqueue returns; if Enqueue then fails, it counts for nothing.
+	// Intermediate standings may be skipped, but the last one is always delivered. None follows
+	// [Gone].
 	//
 	// It is called by the goroutine that received the change, so that a hand-over takes as little
 	// time as possible. It must not block or call the store.
@@ -255,8 +260,8 @@ type Standing struct {
 // errors rather than exceed it.
 const MaxOrder = 1<<52 - 1
 
-// TurnBits is by how many bits an order is shifted left to make a fencing token. The low bits are zero.
-// The order of the entry to which a hold belongs is its token >> TurnBits.
+// TurnBits is the number of bits by which an order is shifted left to make a fencing token. These bits
+// are zero. The order of a hold's entry is the hold's token >> TurnBits.
 const TurnBits = 11
 
 // MaxRecordBytes is the maximum length of a record; see [Extensions.SetRecord].
@@ -266,7 +271,8 @@ const MaxRecordBytes = 256 << 10
 type Capabilities struct {
 	// Kind is the kind of store in one word, for messages and metrics: "etcd", "redis", "memory".
 	Kind string
-	// Fair is set if entries are admitted in order of arrival.
+	// Fair is set if entries are admitted in order of arrival. Others may pass only an entry whose
+	// client cannot be reached, as on Redis.
 	Fair bool
 	// SharedModes is set if the store supports modes other than exclusive. If not, Enqueue with
 	// another mode returns an error matching [ErrUnsupported].
@@ -294,12 +300,11 @@ type Capabilities struct {
 	// It is nil if the store keeps no markers; otherwise tickets have Mark. Markers are identified
 	// by the orders of their entries, so a store with markers also has Fencing.
 	ClearMarks func(ctx context.Context, name string, orders []uint64) error
-	// SetLimit sets the operator's limit of slots of a name; zero removes it. The limit is kept beside
-	// the line: it needs no session and no entries, and outlasts both. A slot is admitted
-	// if the number of entries ahead is smaller than both its own n and the limit; see
-	// [line.Mode.Within]. If the limit is
-	// raised or removed, the entries that now fit are admitted. If it is lowered, no entry is removed,
-	// and those that were admitted stay admitted.
+	// SetLimit sets the operator's limit of slots of a name; zero removes it, and callers pass no negative
+	// one. The limit is kept beside the line: it needs no session and no entries, and outlasts both. A slot
+	// is admitted as if its own n were no larger than the limit; see [line.Mode.Within]. If the limit is
+	// raised or removed, the entries that now fit are admitted. If it is lowered, no entry is removed, and
+	// those that were admitted stay admitted.
 	//
 	// Where clients decide about admission, they may admit by an old limit until they receive the new
 	// one, but never by a limit that had been replaced before the entry joined the line.

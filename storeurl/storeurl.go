@@ -1,5 +1,5 @@
-// Package storeurl opens the store that a URL names, for programs that read from their
-// configuration where their locks are kept. A program that always uses the same store can instead
+// Package storeurl opens the store that a URL names, for programs whose configuration says where
+// their locks are kept. A program that always uses the same store can instead
 // make the client itself and pass it to the store's package; it then does not link the clients of
 // the other stores.
 //
@@ -41,13 +41,14 @@
 //
 // The default port is 6379, and 26379 for a Sentinel. DB is a number; the default is 0. A lock's
 // key is its name, so that a Stile lock and any other client that locks the same key exclude each
-// other; prefix=PREFIX puts a prefix before it. The parameters of etcd are valid here too, and
-// these:
+// other; prefix=PREFIX puts a prefix before it. The parameters of etcd, and for rediss those of etcds,
+// are valid here too, and these:
 //
 //	tls=1                with redis+sentinel and redis+cluster: use TLS, and allow the
 //	                     parameters of etcds
 //	db=N                 with redis+unix: the number of the database
-//	wait_replicas=N      a hold, and each renewal, is valid only when N replicas have it
+//	wait_replicas=N      a new entry, and each renewal, counts only when N replicas have it; a
+//	                     hand-over to a waiter does not wait for them
 //	wait_timeout=TIME    how long to wait for the replicas; the default is 1s
 //
 // USER and PASSWORD are for the Redis servers. Connections to Sentinels are not authenticated.
@@ -130,8 +131,8 @@ func (c *Conn) Close() error { return c.close() }
 //
 // When Open succeeds, the store has just answered a request, with these credentials. Open waits for
 // the answer for at most five seconds and no longer than ctx allows; ctx bounds only the call. Open
-// does not wait for servers that refuse connections: if nothing listens at any of the hosts, or a
-// name does not exist, it fails at once, even if a server is about to start. When Open fails, no
+// does not wait for servers that refuse connections: if so many hosts refuse them, or do not exist, that
+// the store cannot answer, it fails at once, even if a server is about to start. When Open fails, no
 // connection stays open.
 //
 // If ctx ended first, the error matches ctx.Err(). If the URL has no scheme or an unknown one, the

@@ -17,7 +17,8 @@
 //
 // It works on Linux, macOS and other systems with flock(2), on local file systems. Network file systems may
 // lose locks. On Linux the guard recognizes most of them and returns an error, but not those in user space,
-// such as sshfs. Elsewhere it recognizes none.
+// such as sshfs. Elsewhere it recognizes none. On systems without flock(2), such as Windows, [Do] returns
+// an error that matches [errors.ErrUnsupported].
 package fileguard
 
 import (
@@ -40,10 +41,11 @@ import (
 // the names of the guard's own files.
 //
 // If a larger token has been seen, the error is a [*guard.StaleError] and f is not run. Do waits while
-// another process runs its f. If ctx ends before f is run, f is not run, and the error matches ctx.Err() and
-// the cause of ctx. So pass the context of the hold: then f is never run after a loss that is known. If no
-// hold can have the token, the error matches [guard.ErrBadToken]. Do does not end f when ctx ends. If f was
-// run, Do returns its error. The token counts as seen then, and may be if f was not run.
+// another call, in this process or another one, runs its f. So f must not call Do for the same path. If ctx
+// ends before f is run, f is not run, and the error matches ctx.Err() and the cause of ctx. So pass the
+// context of the hold: then f is never run after a loss that is known. If no hold can have the token, the
+// error matches [guard.ErrBadToken]. Do does not end f when ctx ends. If f was run, Do returns its error.
+// The token counts as seen then, and may be if f was not run.
 func Do(ctx context.Context, path string, token uint64, f func() error) (err error) {
 	if err := guard.CheckToken(path, token); err != nil {
 		return err
@@ -109,7 +111,8 @@ func endOf(ctx context.Context) error {
 }
 
 // WriteFile replaces the file at path in one step, and flushes it to the disk: a reader sees the old
-// content or the new one. A new file gets the given permissions, before the umask.
+// content or the new one. The file is always a new one: it gets the given permissions, before the umask,
+// and keeps neither the permissions nor the owner of the old one.
 //
 // Its errors are those of [Do]. After an error of the file system the file may have either content.
 func WriteFile(ctx context.Context, path string, data []byte, perm os.FileMode, token uint64) error {

@@ -93,7 +93,8 @@ func (g *Guard) Schema() string {
 	return fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (resource %s NOT NULL PRIMARY KEY, token bigint NOT NULL)", g.table, resource)
 }
 
-// A Tx is a [*sql.Tx] or a [*sql.Conn] with an open transaction.
+// A Tx is a [*sql.Tx] or a [*sql.Conn] with an open transaction. A [*sql.DB] has these methods too, but
+// does not work: each of its statements may be a transaction of its own.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row

@@ -8,11 +8,12 @@
 //
 // with the lease attached. Entries are ordered by create revision. This is the layout of
 // concurrency.Mutex, etcdctl lock and the server's lock service, so all of them and Stile exclude
-// each other on one name. The key of an entry of another mode, or of a second exclusive entry of
-// the session in the same line, ends in a dash and the entry's nonce. The value is JSON: the owner,
-// the mode, and the nonce, by which a session recognizes its own entry. A key under a name is
-// an entry if it is attached to the lease in its name. There are two exceptions, described below:
-// overwritten entries, and entries that outlast their session. A key with a further slash is no entry.
+// each other on one name. The key of any other entry ends in a dash and the entry's nonce: of an
+// entry of another mode, of a second exclusive entry of the session in the same line, of one that was
+// requeued, or that joined several lines in one step. The value is JSON: the owner, the mode, and the
+// nonce, by which a session recognizes its own entry. A key is an entry if the lease that its last part
+// names is attached to it. There are two exceptions, described below: overwritten entries, and entries
+// that outlast their session. A key with a further slash after the name is no entry of that line.
 // [Store.Line] reports a key that is no entry in the line's remarks if the other clients would wait
 // for it.
 //
@@ -36,7 +37,7 @@
 //
 // A marker is a key without a lease, written only on request ([store.Extensions].Mark). It is
 // outside the line, because the other clients would wait for a key in the line. It is named after
-// the order of its entry. No lock name contains two slashes, so a marker is never the key of another
+// the order of its entry. No lock name contains two slashes in a row, so a marker is never the key of another
 // lock. Its value is that of the entry.
 //
 //	<prefix>.stile/traces/<name>//<order>
@@ -53,6 +54,9 @@
 // order of the entry that has written it, and the number of that call.
 //
 //	<prefix>.stile/records/<name>//
+//
+// So no lock can have the name ".stile" or one that begins with ".stile/": the error matches
+// [store.ErrBadName].
 //
 // # Requests whose outcome is unknown
 //

@@ -19,8 +19,8 @@ import (
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. MaxTTL equals stile.MaxTTL. The server may have a
-// larger minimum: one and a half times its election timeout, which makes 2 s by default. etcd may
-// store the remaining time of a lease with a longer TTL than MaxTTL, and after a change of leader
+// larger minimum: one and a half times its election timeout, which makes 2 s by default. Of a
+// lease with a longer TTL than MaxTTL, etcd may store the remaining time; after a change of leader
 // such a lease may end early although it was renewed.
 const (
 	MinTTL = time.Second

@@ -53,10 +53,11 @@ type Fault struct {
 	// effect is that of LoseReply.
 	ReplyDelay time.Duration
 	// LoseReply loses the reply: the request is carried out, and the caller waits until its context
-	// ends.
+	// ends. What Open, Enqueue, EnqueueAll or Requeue has added is removed then, because a failed call
+	// leaves nothing.
 	LoseReply bool
-	// Err is returned to the caller. The request is not carried out unless LoseReply is set; then
-	// it is carried out, and Err is returned at once.
+	// Err is returned to the caller, unless Drop is set. The request is not carried out unless
+	// LoseReply is set; then it is carried out, and Err is returned at once.
 	Err error
 }
 

@@ -114,7 +114,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 
 // Expire ends a session before its TTL has passed, as a store would that breaks its promise. The
 // owners of its entries are notified that they are gone (a fault on [Notify] delays that). The
-// session itself is not notified: its next call returns an error matching [store.ErrSessionLost].
+// session itself is not notified: its next Confirm or Enqueue returns an error matching [store.ErrSessionLost].
 // Expire does nothing if there is no such session.
 func (s *Store) Expire(id string) {
 	s.mu.Lock()

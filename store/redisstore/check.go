@@ -22,7 +22,7 @@ type Health struct {
 	Version string
 	// RunID is the server's run id, which changes with each start. A different run id at the same
 	// address means that the server was restarted or another one was promoted, and data may have
-	// been endLost.
+	// been lost.
 	RunID string
 	// ClockOffset is how far the server's clock is ahead of the local one, accurate to half a round
 	// trip; negative if it is behind. A constant offset does no harm while the same server is the

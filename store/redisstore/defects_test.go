@@ -257,7 +257,7 @@ func (l rawClient) sendFor(t *testing.T, id string, ttl time.Duration, client, f
 	return code
 }
 
-// D6: rueidislock waits forever if a wake-up is lost. Here all are endLost and the waiter polls, at
+// D6: rueidislock waits forever if a wake-up is lost. Here all are lost and the waiter polls, at
 // least once a second: see TestPollInterval_bounds.
 // Promise: P7
 // Bug: redisson #3891
@@ -506,7 +506,7 @@ func TestLease_deadHoldersLockIsFreeAfterTTL(t *testing.T) {
 	t.Logf("beyond the TTL: %v at best", best)
 }
 
-// D10: most locks do not notify the holder that the lock was endLost while its process was suspended.
+// D10: most locks do not notify the holder that the lock was lost while its process was suspended.
 // Here the holder is disconnected, which has the same effect.
 // Promise: P6
 func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
@@ -535,7 +535,7 @@ func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 	proxy.Release()
 }
 
-// D11: counters restart when Redis has endLost its data, and holders are not notified.
+// D11: counters restart when Redis has lost its data, and holders are not notified.
 // Promise: P2
 func TestHold_lostWithServersData(t *testing.T) {
 	t.Parallel()
@@ -569,7 +569,7 @@ func TestHold_lostWithServersData(t *testing.T) {
 	}
 }
 
-// wantLost waits until a hold is endLost because of the server and not because of the client's own
+// wantLost waits until a hold is lost because of the server and not because of the client's own
 // clock.
 func wantLost(t *testing.T, h *stile.Hold) {
 	t.Helper()

@@ -7,7 +7,7 @@
 // holder's lease, as if it had been made by SET a value NX PX. So Stile and other lockers that use
 // this command, such as redsync, exclude each other on the same name. The hold of another locker is
 // an exclusive entry, behind which slots are refused. A key with Stile's own value whose holders were
-// endLost is not an entry; it only closes the lock until it expires. The other keys of the line are
+// lost is not an entry; it only closes the lock until it expires. The other keys of the line are
 //
 //	{a}//q   waiters, in the order of arrival                    a sorted set
 //	{a}//h   holders, by order                                   a sorted set
@@ -23,8 +23,8 @@
 // session is the key "//session/<id>".
 //
 // One script changes a line, as one atomic step. Without a cluster, one call of it can also add
-// entries to up to 500 lines, or to none of them. Every operation (join, visit, leave, break) also
-// admits the entries that have become admissible. A release therefore hands the lock over on the
+// entries to as many as 500 lines: to all of them or to none. Every operation (join, poll, leave, break)
+// also admits the entries that have become admissible. A release therefore hands the lock over on the
 // server, and the next holder learns of it from one message. All times are the server's; clients
 // send durations only.
 //
@@ -45,10 +45,10 @@
 // for a lock. The script publishes there when one of the store's entries is admitted, is removed by
 // another client, or has a waiter behind it.
 //
-// A message may be endLost, so the store also polls for its waiting entries: after 100 ms at first, then
+// A message may be lost, so the store also polls for its waiting entries: after 100 ms at first, then
 // at intervals that double up to a second. Near the head of the line it also polls when the first
 // lease in the line ends. While another locker, which publishes nothing, holds the lock, the first
-// waiter polls every 100 ms. So a endLost message delays a waiter, and strands none. A store that
+// waiter polls every 100 ms. So a lost message delays a waiter, and strands none. A store that
 // subscribes again polls at once.
 //
 // The script sees how many subscribers have received its message. If a client that had subscribed
@@ -65,7 +65,7 @@
 // the server's time in microseconds. It is assigned when the entry joins, and again when it is
 // admitted if another entry was admitted past it. Orders increase as long as Redis keeps its data.
 // They also increase after a loss of data, with one exception: they may go back if the clock of
-// the server that takes over is behind, by more than the period whose writes were endLost.
+// the server that takes over is behind, by more than the period whose writes were lost.
 //
 // An order, read as microseconds, is a time. The last order is kept until a day after that time, by
 // the server's clock. While it is kept, the clock may be set back by any amount. After that only
@@ -80,7 +80,7 @@
 // cluster the session may be on another server, so such a request adds the entry, which closes the
 // lock until its lease ends.
 //
-// The script keeps no record of entries that have left. If the reply to a request to leave is endLost
+// The script keeps no record of entries that have left. If the reply to a request to leave is lost
 // with its connection, and the repetition does not find the entry, it is unknown whether the first
 // request or another client removed it: the error is [store.ErrNotKnown]. If a request is only slow,
 // the store waits for its reply, because that reply says whether the request removed the entry.
@@ -95,7 +95,7 @@
 // and connections to it stay open. If a server replies that it is a replica or is still loading its
 // data, the store reconnects, at most once a second.
 //
-// # Keys that are endLost
+// # Keys that are lost
 //
 // A server that is short of memory evicts keys one by one, unless its maxmemory-policy is noeviction.
 // Operators may delete keys too. An entry that lacks one of its parts is reported gone at the next
@@ -103,7 +103,7 @@
 //
 // # What Redis does not promise
 //
-// The writes that a failed master has not sent to its replicas are endLost, and a server whose clock is
+// The writes that a failed master has not sent to its replicas are lost, and a server whose clock is
 // set forward ends leases early. Then two clients may hold one lock until the next confirmation of
 // the first one, which reports the loss. Tokens still protect a resource that checks them: see
 // docs/guarantees.md and docs/stores.md.

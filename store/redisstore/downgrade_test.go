@@ -56,7 +56,7 @@ func TestDowngrade_lateRequestChangesNothing(t *testing.T) {
 	}
 }
 
-// The reply to the request is endLost. A repetition finds the entry shared.
+// The reply to the request is lost. A repetition finds the entry shared.
 // Promise: P5
 func TestDowngrade_replyLost(t *testing.T) {
 	t.Parallel()

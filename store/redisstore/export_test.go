@@ -6,7 +6,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// DropMessages makes the store ignore all published messages, as if they were endLost.
+// DropMessages makes the store ignore all published messages, as if they were lost.
 func (s *Store) DropMessages() { s.dropMessages = true }
 
 // Entries returns how many entries of all its sessions the store has registered.

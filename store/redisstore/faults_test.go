@@ -50,7 +50,7 @@ func contest(t *testing.T, clients int, name string, connect func() store.Store,
 				h, err := c.Mutex(name).Lock(ctx)
 				if err != nil {
 					time.Sleep(10 * time.Millisecond)
-					continue // the session was endLost, for example; the next one is used
+					continue // the session was lost, for example; the next one is used
 				}
 				mu.Lock()
 				// In this order: if the other's is still valid, both were valid when ours was.
@@ -74,7 +74,7 @@ func contest(t *testing.T, clients int, name string, connect func() store.Store,
 }
 
 // A replica is promoted because the master is suspended or killed. The holders' sessions are on
-// both servers, or are endLost; either way the clients continue.
+// both servers, or are lost; either way the clients continue.
 // Promise: P1, P7
 func TestFailover_toReplica(t *testing.T) {
 	for _, c := range []struct {

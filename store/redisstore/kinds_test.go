@@ -105,8 +105,8 @@ func withoutVoids(all []string) []string {
 	return slices.Delete(slices.Clone(all), voids, voids+1)
 }
 
-// The reply that refuses an entry is endLost. The repetition is decided anew, and nothing is left of a
-// refused entry, even if the endLost request arrives again.
+// The reply that refuses an entry is lost. The repetition is decided anew, and nothing is left of a
+// refused entry, even if the lost request arrives again.
 // Promise: P5
 func TestEnqueue_refusalLost(t *testing.T) {
 	t.Parallel()
@@ -156,7 +156,7 @@ func TestEnqueue_refusalLost(t *testing.T) {
 	})
 }
 
-// The reply to a request that has added an entry is endLost. The repetition finds the entry and is not
+// The reply to a request that has added an entry is lost. The repetition finds the entry and is not
 // refused, although a plain locker has become the first in the meantime.
 // Promise: P7
 func TestEnqueue_repetitionFindsEntryOfOtherKind(t *testing.T) {
@@ -246,7 +246,7 @@ func TestEnqueue_kindOfPassedWaiter(t *testing.T) {
 	hold(t, se, raw.name)
 }
 
-// A line has endLost its holders, and only the lock's key is left, with Stile's mark. That is nobody's
+// A line has lost its holders, and only the lock's key is left, with Stile's mark. That is nobody's
 // entry: others wait until the key expires, whatever their kind.
 func TestEnqueue_kindOfLostHolders(t *testing.T) {
 	t.Parallel()

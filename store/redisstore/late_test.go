@@ -107,7 +107,7 @@ func TestConfirm_lateRequestRevivesNothing(t *testing.T) {
 	}
 }
 
-// A request arrives after its session has ended, and its void mark is endLost too.
+// A request arrives after its session has ended, and its void mark is lost too.
 // Promise: P5
 func TestEnqueue_lateRequestAfterSessionEnded(t *testing.T) {
 	t.Parallel()
@@ -167,7 +167,7 @@ func TestEnqueue_canceledDuringConfirmation(t *testing.T) {
 	eventually(t, "no key of the abandoned lock is left", func() bool { return len(keysOf(t, server, name)) == 0 })
 }
 
-// A break that was carried out succeeds though its first reply was endLost.
+// A break that was carried out succeeds though its first reply was lost.
 func TestBreak_replyLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -205,7 +205,7 @@ func TestWithdrawAfter_longestDuration(t *testing.T) {
 	}
 }
 
-// A server that has endLost the script is sent it once per confirmation, however many operations there
+// A server that has lost the script is sent it once per confirmation, however many operations there
 // are.
 func TestScript_sentOnceAfterFlush(t *testing.T) {
 	t.Parallel()

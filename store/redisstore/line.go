@@ -19,7 +19,7 @@ type message = rueidis.RedisMessage
 
 // pollInterval bounds the interval between polls of waiting entries. It starts at min and doubles
 // up to max while nothing changes. Clients are also notified of an admission, so max is the delay
-// that a endLost notification costs.
+// that a lost notification costs.
 type pollInterval struct{ min, max time.Duration }
 
 const (

@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// The poll interval bounds the delay that a endLost wake-up costs, for any number of waiters. It grows
+// The poll interval bounds the delay that a lost wake-up costs, for any number of waiters. It grows
 // while nothing changes.
 // Promise: P7
 // Bug: solid_queue #630

@@ -15,7 +15,7 @@ import (
 )
 
 // Redis evicts single keys when memory is short, unless its policy is noeviction. Whichever key of
-// a line is endLost: an entry that is not reported gone has what a confirmation promises, other
+// a line is lost: an entry that is not reported gone has what a confirmation promises, other
 // entries of the session are not affected, and the line recovers.
 // Promise: P1
 func TestConfirm_reportsLossOfOneKey(t *testing.T) {

@@ -29,7 +29,7 @@ const testTimeout = 2 * time.Minute
 // end earlier the test ends it, or sets the server's clock forward.
 const longTTL = time.Hour
 
-// clientTTL is the TTL of clients whose sessions must not be endLost: the longest possible. The client
+// clientTTL is the TTL of clients whose sessions must not be lost: the longest possible. The client
 // renews them.
 const clientTTL = stile.MaxTTL
 

@@ -58,7 +58,7 @@ func TestLine_manyWaiters(t *testing.T) {
 }
 
 // D14: one process may hold many locks. All are renewed with few commands for each, and none is
-// endLost while more are taken.
+// lost while more are taken.
 // Bug: redisson #1604
 func TestSession_manyHolds(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ func (s *testEntry) claim(t *testing.T) int {
 	return number
 }
 
-// The reply to a claim is endLost: the repetition finds the number.
+// The reply to a claim is lost: the repetition finds the number.
 func TestClaimNumber_replyLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -110,7 +110,7 @@ func TestSetLimit_lateRequestChangesNothing(t *testing.T) {
 	}
 }
 
-// The reply to a limit is endLost: the repetition finds it.
+// The reply to a limit is lost: the repetition finds it.
 func TestSetLimit_replyLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

@@ -256,7 +256,7 @@ func foreignEntry(value string, left time.Duration) store.Entry {
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
 	op := fmt.Sprintf("break the entry with order %d", order)
 	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, op, store.ErrGone, order)
-	l, err := s.Line(ctx, name) // read first: the reply to the removal may be endLost
+	l, err := s.Line(ctx, name) // read first: the reply to the removal may be lost
 	if err != nil {
 		return store.Entry{}, err
 	}

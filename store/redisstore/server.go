@@ -35,7 +35,7 @@ var scriptSum = func() string {
 // ErrNotReplicated is matched by the error of a call whose change did not reach enough replicas in
 // time; see [Options.WaitReplicas]. Lock and the other locking methods fail with it if the session or
 // the entry was not replicated. A renewal that fails with it does not count, and is repeated like any
-// failed renewal; the holds are endLost if none succeeds in time. The master may have made the change all
+// failed renewal; the holds are lost if none succeeds in time. The master may have made the change all
 // the same.
 var ErrNotReplicated = errors.New("too few replicas have the change")
 

@@ -257,7 +257,7 @@ func (se *session) endLost() error {
 	return se.life.Err()
 }
 
-// finish ends the session's life. If the session was endLost, the owners of its entries and then its
+// finish ends the session's life. If the session was lost, the owners of its entries and then its
 // own owner are notified.
 func (se *session) finish(cause error, lost bool) {
 	var mine []*entry
@@ -282,7 +282,7 @@ func (se *session) finish(cause error, lost bool) {
 	}
 }
 
-// sweep tries once to remove what is left of a endLost session.
+// sweep tries once to remove what is left of a lost session.
 func (se *session) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts.MinTimeout)
 	defer cancel()

@@ -43,7 +43,7 @@ type Options struct {
 	// WaitTimeout is how long to wait for the replicas. It should be well below the TTL, because
 	// every renewal may take as long. Zero means [DefaultWaitTimeout].
 	WaitTimeout time.Duration
-	// Logger receives messages for operators: subscriptions that were endLost, entries that could not
+	// Logger receives messages for operators: subscriptions that were lost, entries that could not
 	// be removed. Nil discards them.
 	Logger *slog.Logger
 

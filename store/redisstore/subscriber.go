@@ -16,7 +16,7 @@ import (
 
 // subscriber receives from one channel, and subscribes again whenever the subscription ends.
 type subscriber struct {
-	active atomic.Bool // the subscription is confirmed and not endLost
+	active atomic.Bool // the subscription is confirmed and not lost
 
 	cancel context.CancelFunc
 	work   sync.WaitGroup

@@ -15,7 +15,8 @@ import (
 // In a cluster nothing is published for watches at all, because it would go to every node.
 const resyncInterval = 2 * time.Second
 
-// Watch implements [store.Store].
+// Watch implements [store.Store]. Nothing is published when a lease ends or another locker changes a key.
+// So it also calls changed every two seconds; in a cluster only that, every second.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
 	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
 		return s.watch(ctx, prefix, notify)

@@ -37,7 +37,7 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// A reply is lost, and the repetition finds no entry. The endLost request may have removed it, or
+// A reply is lost, and the repetition finds no entry. The lost request may have removed it, or
 // another client before that: a withdrawal that returned nil might be wrong.
 // Promise: P5
 // Bug: solid_queue #761
@@ -125,7 +125,7 @@ func cutConnection(send func(context.Context) []rueidis.RedisResult) []rueidis.R
 	return send(ended)
 }
 
-// The request is endLost on its way, so the repetition finds the entry.
+// The request is lost on its way, so the repetition finds the entry.
 func TestWithdraw_requestLost(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -139,7 +139,7 @@ func TestWithdraw_requestLost(t *testing.T) {
 	}
 }
 
-// A hold has endLost one of its keys. Withdrawing it, at once or later, must not succeed.
+// A hold has lost one of its keys. Withdrawing it, at once or later, must not succeed.
 // Promise: P5
 func TestWithdraw_holdLostAKey(t *testing.T) {
 	t.Parallel()

@@ -41,7 +41,7 @@
 // with that one, and that master recorded the order while the entry was there. So orders increase as
 // long as the masters lose no data. An order is also not smaller than the master's time in
 // microseconds, so orders usually increase even after a loss. A master rejects an order that is
-// smaller than its last one: it put the entry in too late to take part in the choice.
+// not larger than its last one: it put the entry in too late to take part in the choice.
 //
 // # Requests whose outcome is unknown
 //

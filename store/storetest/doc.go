@@ -42,13 +42,14 @@
 // from what the store's Capabilities and the harness provide. It cannot notice that WaitersOrders or
 // ExactAhead is listed needlessly. Each ability and the tests that need it:
 //
-//   - [Fair]: tests of the order of waiters;
+//   - [Fair]: the topics contended, requeue and enqueueall, and the tests of the order of waiters;
 //   - [SharedModes]: tests of shared entries and slots;
-//   - [Fencing]: the topics order and break, and the tests in other topics that break an entry;
+//   - [Fencing]: the topics order, break and numbers, and the tests in other topics that break an
+//     entry or compare orders;
 //   - [ReleaseAfter], [Markers], [OwnerUpdates], [Downgrades] and [Contention]: the topics outlast,
 //     marker, owner, downgrade and contended;
-//   - [Requeue], [SlotNumbers], [Limits] and [EnqueueAll]: the topics requeue, numbers, limit and
-//     enqueueall;
+//   - [Requeue], [SlotNumbers], [Limits], [EnqueueAll] and [Records]: the topics requeue, numbers,
+//     limit, enqueueall and record;
 //   - [ExactAhead]: the test that counts each change of [store.Standing.Ahead];
 //   - [WaitersOrders]: the test that breaks a waiter;
 //   - [Cut]: the topic outage, and the tests in other topics that need an outage.

@@ -11,10 +11,10 @@ import (
 
 // Harness describes to the suite how to make a store and how to run one test.
 type Harness struct {
-	// Open returns a store. It is called once in each test, with the test's own t. Resources are to
-	// be closed with t.Cleanup, which runs after the suite has closed its sessions. Several tests
-	// may use one server at the same time: the lock names of each test begin with "storetest/" and
-	// a random word.
+	// Open returns a store. It is called once in each test, with the test's own t, and once before all
+	// tests, for the store's Capabilities. Resources are to be closed with t.Cleanup, which runs after the
+	// suite has closed its sessions. Several tests may use one server at the same time: the lock names of
+	// each test begin with "storetest/" and a random word.
 	Open func(t *testing.T) store.Store
 
 	// Peer returns another client of st's server, as another process would have. If Peer is nil,

@@ -17,10 +17,11 @@
 //	_c_<uuid>-__READ__0000000007        shared
 //	_c_<uuid>-slot-3-__WRIT__0000000007 one of three slots
 //
-// Stile sees entries with any of these names, and kazoo's, whichever names it uses itself. Other nodes
-// are not part of the line. The UUID in Stile's entries is of version 8, those of other clients are of
-// version 4. The data is JSON: the mode and the owner. Directories are containers: the server deletes
-// them when they have been empty for a minute.
+// Stile sees entries with any of these names, and kazoo's, whichever names it uses itself. kazoo's locks
+// see Stile's entries only with extra_lock_patterns: ['lock-'], or ['__WRIT__', '__READ__'] with ReadWrite.
+// Other nodes are not part of the line. The UUID in Stile's entries is of version 8, those of other clients
+// are of version 4. The data is JSON: the mode and the owner. Directories are containers: the server
+// deletes them when they have been empty for a minute.
 //
 // The number of a slot is an ephemeral node ~slots__9999999999/<number> in the directory of the line, with
 // the name of the entry's node as its data; both are deleted in one transaction. The operator's limit of the

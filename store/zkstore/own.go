@@ -29,7 +29,7 @@ type ownNodes struct {
 
 	mu         sync.Mutex // taken after those of the session and of a line
 	wanted     map[string]uint64
-	generation uint64         // counts generation to set a watch; wanted has the latest for each path
+	generation uint64         // counts reasons to set a watch; wanted has the latest for each path
 	asked      map[string]int // unanswered requests for each path
 	running    bool           // the goroutine that sets watches has been started
 }

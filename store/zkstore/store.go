@@ -39,16 +39,16 @@ type Options struct {
 	// ReadWrite names entries like Curator's InterProcessReadWriteLock. Otherwise they are named
 	// like its InterProcessMutex. It matters only if Curator's locks use the same path: each of the
 	// two sees only entries named its own way. Stile sees all of them, and refuses to join a line
-	// with entries of the other kind.
+	// with an entry of Curator's that does not see its own.
 	ReadWrite bool
 	// Auth are the credentials that the store presents to every server.
 	Auth []Auth
 	// ACL is set on every entry and every directory that the store creates. Nil allows everybody
 	// everything. All clients of a lock must be able to read, create and delete. They also need to
-	// write: without that right Proclaim fails, and others cannot read when a lock was acquired.
+	// write: without that right Proclaim fails, and others do not see when a lock was acquired.
 	ACL []zk.ACL
 	// TLS, if not nil, makes connections use TLS. Without a ServerName a server's certificate is
-	// checked against the name that it is connected to by.
+	// checked against the host in the address that New was given.
 	TLS *tls.Config
 	// Logger receives messages for operators: failed connections, entries that could not be removed.
 	// Nil discards them.

@@ -29,11 +29,11 @@ import (
 // Do runs ops in one transaction, if hold is still held and no larger token has been used at fence. ops
 // are those of [zk.Conn.Multi].
 //
-// fence is the path of a node that belongs to the guard; all holders that change the same data use the
-// same one. Do creates it with the given ACL, below a node that must exist, and its data is the largest
-// token. Without ops, Do only checks, and closes the data to earlier holders. Holders that hold at the
-// same time, readers and those of a semaphore's slots, have different tokens: for them Do checks only that
-// the entry is in the line, and does not use fence.
+// fence is the path of a node that belongs to the guard; all holders that change the same data use the same
+// one. Do creates it with the given ACL, which must not be empty, below a node that must exist, and its
+// data is the largest token. Without ops, Do only checks, and closes the data to earlier holders. Holders
+// that hold at the same time, readers and those of a semaphore's slots, have different tokens: for them Do
+// checks only that the entry is in the line, and does not use fence.
 //
 // On success all ops have run, while the hold's entry was in the line, and the responses are those of ops,
 // in their order. Readers of one client share an entry: if hold is released during the call, the ops may
@@ -42,13 +42,13 @@ import (
 // If the hold is over, the error is a [*guard.StaleError] and nothing has changed. If this process knows
 // already that the hold is over, Do sends no request, and the error also matches the cause of the hold's
 // context. If the lock is in a store whose entries have no keys (EntryKey of [guard.Hold]), or no hold can
-// have the token, the error matches [guard.ErrBadToken]. If one of the ops is refused, nothing has changed, and the error matches its error.
-// After any other error the ops may have run, all or none; Do does not repeat them. Do is safe for
-// concurrent use.
+// have the token, the error matches [guard.ErrBadToken]. If one of the ops is refused, nothing has changed,
+// and the error matches its error. After any other error the ops may have run, all or none; Do does not
+// repeat them. Do is safe for concurrent use.
 //
-// Do sends one or more requests, and no further one after ctx has ended. But a request that is under way
-// does not end with ctx, because the requests of conn have no context. The user of conn must be allowed to
-// read the hold's entry.
+// Do makes attempts of up to three requests, and begins none after ctx or the hold has ended. But an
+// attempt that is under way does not end with them, because the requests of conn have no context. The user
+// of conn must be allowed to read the hold's entry.
 func Do(ctx context.Context, conn *zk.Conn, hold guard.Hold, fence string, acl []zk.ACL, ops ...any) ([]zk.MultiResponse, error) {
 	token, entry := hold.Token(), hold.EntryKey()
 	if err := guard.CheckToken(fence, token); err != nil {
