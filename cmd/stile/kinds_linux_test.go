@@ -135,6 +135,9 @@ func TestRun_all(t *testing.T) {
 		}
 	}
 
+	m.run("--all", "--run-timeout", "0.5", "a", "b", "--", "sleep", "1000").
+		expectExit(124, `the command under locks "a" and "b" has run for 500ms; stopping it`)
+
 	// The locks may be those of a line for the shell, and outlive a short command.
 	c = m.run("--all", "--min-hold", "120", "-c", `echo $STILE_TOKENS`, "a", "b")
 	c.expectExit(0)

@@ -288,6 +288,25 @@ func TestOnce_lostBeforeRecord(t *testing.T) {
 	m.expectStarts(4)
 }
 
+// stile stands still while the command ends and the lock expires. The success came in time, but nobody can tell:
+// it is not recorded, and the command runs again.
+func TestOnce_expiredBeforeRecord(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	c := m.startOnce("exit 0", "--ttl", expiringTTL, "--key", "v1", "job")
+	c.signal(syscall.SIGSTOP)
+	m.endScript()
+	m.run("job", "--", "true").expectExit(0) // when the lock has expired
+	c.signal(syscall.SIGCONT)
+	c.expectExit(79, `lock "job" expired: it was not renewed in time`)
+	if _, jobs := m.jobs("job"); len(jobs) != 0 {
+		t.Errorf("recorded: %+v", jobs)
+	}
+	m.once("--key", "v1", "job", "-c", countScript).expectExit(0)
+	m.expectStarts(2)
+}
+
 // The store is out of reach when the command has ended. A signal ends the attempts to record the success.
 func TestOnce_outage(t *testing.T) {
 	t.Parallel()
