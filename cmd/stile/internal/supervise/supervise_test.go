@@ -127,7 +127,7 @@ func TestSupervisor_endedAfterLoss(t *testing.T) {
 	}
 	<-s.Hold.Lost()
 	if outcome, _ := s.ended(); outcome != Lost {
-		t.Errorf("got outcome %v, want Lost", outcome)
+		t.Fatalf("got outcome %v, want Lost", outcome)
 	}
 	const want = `lock "demo" was broken, or its lease expired; the command had already ended, with exit code 3`
 	if got := <-sv.messages; got != want {
