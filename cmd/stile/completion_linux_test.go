@@ -253,8 +253,8 @@ func TestCompletion_inShells(t *testing.T) {
 				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
 				"stile run free -- greet-every\t\n":                 "hello, everybody",
 				"stile run free -- cat some-fi\t\n":                 "content of the file",
-				"stile elect free -- cat some-fi\t\n":               "content of the file",
-				"stile once --key a free -- cat some-fi\t\n":        "content of the file",
+				"stile elect free -- greet-every\t\n":               "hello, everybody",
+				"stile once --key a free -- greet-every\t\n":        "hello, everybody",
 				"stile ver\t\n":                                     "linux/",
 			} {
 				// A name that the store does not return within a second is not completed, and the
