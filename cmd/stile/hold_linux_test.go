@@ -91,7 +91,7 @@ func TestHold_outage(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	m.setenv("STILE_URL", s.url)
-	c, _ := m.hold("--ttl", "5", "-v", "demo")
+	c, _ := m.hold("--ttl", expiringTTL, "-v", "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
