@@ -340,7 +340,7 @@ func TestElect_invalidArguments(t *testing.T) {
 		{[]string{"api"}, 125, []string{"no command", `"api"`, "stile elect --help"}},
 		{[]string{"a//b", "--", "true"}, 125, []string{"invalid lock name"}},
 		{[]string{"--restart", "sometimes", "api", "--", "true"}, 125, []string{`"sometimes"`, "on-loss, always or never"}},
-		{[]string{"--observe"}, 125, []string{"missing lock name"}},
+		{[]string{"--observe"}, 125, []string{"missing lock name: stile elect --observe [flags] NAME", "--help"}},
 		{[]string{"--observe", "api", "--", "true"}, 125, []string{"unexpected argument"}},
 		{[]string{"--observe", "--value", "x", "api"}, 125, []string{"--value has no meaning with --observe"}},
 		{[]string{"--observe", "-q", "api"}, 125, []string{"--quiet has no meaning with --observe"}},

@@ -51,6 +51,9 @@ func TestRun_slots(t *testing.T) {
 	if c := m.stile("ls", "demo"); !strings.Contains(c.stdout.String(), "(sh) +1 (2 of 2 slots) ") {
 		t.Errorf("ls: got %s, want the number of slots", c.stdout)
 	}
+	if mode := m.show("demo").Holders[0].Mode.String(); mode != "slot/2" {
+		t.Errorf("show -o json: got mode %s, want slot/2", mode)
+	}
 	m.startWatch("events", "demo")
 	m.awaitFile("events", fmt.Sprintf("pid %d (sh) (2 of 2 slots)\n", first.Process.Pid))
 	eventually(t, "the slots in the description of a completion", func() bool { // not if the store takes a second

@@ -136,6 +136,9 @@ func (e *elect) takeObserved(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	if len(args) == 0 {
+		return errors.New("missing lock name: stile elect --observe [flags] NAME; see stile elect --help")
+	}
 	var name string
 	err = nameArg(&name)(cmd, args)
 	e.names = []string{name}
