@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -17,7 +18,9 @@ func TestAssert_held(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	c := m.run("--all", "a", "b", "--", "sh", "-ec", `"$0" assert; "$0" assert b; "$0" assert -q; "$0" assert -o json a`, stile)
+	c := m.run("--all", "a", "b", "--", "sh", "-ec", `"$0" assert
+		STILE_URL=etcd://127.0.0.1:1 "$0" assert b # the store is not asked
+		"$0" assert -q; "$0" assert -o json a`, stile)
 	c.expectExit(0)
 	text, object, _ := strings.Cut(c.stdout.String(), "[")
 	lines := strings.Split(text, "\n")
@@ -31,10 +34,10 @@ func TestAssert_held(t *testing.T) {
 	}
 
 	// No name means the locks of all enclosing runs.
-	c = m.run("outer", "--", stile, "run", "inner", "--", stile, "assert")
+	c = m.run("outer", "--", stile, "elect", "inner", "--", stile, "once", "--key", "a", "job", "--", stile, "assert")
 	c.expectExit(0)
-	if got := c.stdout.String(); !strings.HasPrefix(got, `locks "outer" and "inner": held for another `) {
-		t.Errorf("under two runs: got %s, want both locks", got)
+	if got := c.stdout.String(); !strings.HasPrefix(got, `locks "outer", "inner" and "job": held for another `) || !strings.HasSuffix(got, " at least\n") {
+		t.Errorf("under three verbs: got %s, want all locks", got)
 	}
 }
 
@@ -75,9 +78,20 @@ func TestAssert_afterRun(t *testing.T) {
 func TestAssert_invalidUse(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.stile("assert").expectExit(125, "no stile run around this command")
+	m.stile("assert", "-q").expectExit(125, "no stile run around this command", "STILE_HELD is not set")
+	m.stile("assert", "-o", "yaml").expectExit(125, "must be text or json")
 	m.setenv("STILE_HELD", `[{"name":"demo","token":"2048","owner":"ann"}]`) // of an earlier version
 	m.stile("assert").expectExit(125, `lock "demo"`, "cannot be asked")
 	m.stile("assert", "other").expectExit(125, `no stile run around this command holds lock "other"`)
 	m.stile("assert", "demo", "more").expectExit(125, "unexpected argument")
+}
+
+// The record of a lock is for processes of the same user.
+func TestAssert_anotherUser(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t).asGuest(), shared(t)
+	m.setenv("STILE_URL", s.url)
+	uid := strconv.Itoa(m.uid)
+	c := m.machine.run("demo", "--", "setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", stile, "assert")
+	c.expectExit(125, `lock "demo": the stile run that holds it cannot be asked: `, "permission denied")
 }

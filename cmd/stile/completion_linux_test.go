@@ -66,6 +66,8 @@ func TestCompletion_liveNames(t *testing.T) {
 		{[]string{"run", "--url", s.url, "--all", "other", "job:n"}, []string{"job:nightly"}},
 		{[]string{"run", "--url", s.url, "--all", "other", "job:nightly", "-"}, []string{"--"}},
 		{[]string{"run", "--url", s.url, "--all", "other", "--", ""}, []string{}},
+		{[]string{"hold", "--url", s.url, "--all", "other", "job:n"}, []string{"job:nightly"}},
+		{[]string{"once", "--url", s.url, "--key", "a", "other", ""}, []string{"--"}},
 		{[]string{"elect", "--restart", "on"}, []string{"on-loss"}},
 		{[]string{"elect", "--url", s.url, "other", ""}, []string{"--"}},
 		{[]string{"run", "-n", "--tt"}, []string{"--ttl"}},
@@ -251,7 +253,8 @@ func TestCompletion_inShells(t *testing.T) {
 				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
 				"stile run free -- greet-every\t\n":                 "hello, everybody",
 				"stile run free -- cat some-fi\t\n":                 "content of the file",
-				"stile elect free -- cat some-fi\t\n":               "content of the file",
+				"stile elect free -- greet-every\t\n":               "hello, everybody",
+				"stile once --key a free -- greet-every\t\n":        "hello, everybody",
 				"stile ver\t\n":                                     "linux/",
 			} {
 				// A name that the store does not return within a second is not completed, and the

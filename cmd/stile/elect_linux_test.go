@@ -1,15 +1,21 @@
 package main_test
 
 import (
+	"bufio"
+	"bytes"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	lib "github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 // elect starts stile elect.
@@ -83,8 +89,16 @@ func TestElect_restart(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
 
-	always := m.elect("--restart", "always", "-q", "always", "--", "sh", "-c", `echo "$STILE_TOKEN" >>starts; exit 3`)
+	always := m.elect("--restart", "always", "-v", "always", "--", "sh", "-c", `echo "$STILE_TOKEN" >>starts; exit 3`)
 	m.awaitStarts(3)
+	for _, part := range []string{
+		`lock "always" acquired after `, `lock "always" released after `, `campaigning for lock "always" again in 1s`,
+		`campaigning for lock "always" again in 2s`,
+	} {
+		if !strings.Contains(always.stderr.String(), part) {
+			t.Errorf("--restart always: got %s, want %q in it", always.stderr, part)
+		}
+	}
 	always.signal(syscall.SIGTERM) // while the command runs, or in a pause, or while it is being elected
 	if code := always.exitCode(); code != 3 && code != 128+15 {
 		t.Errorf("--restart always: got exit code %d, want 3 or 143: %s", code, always.stderr)
@@ -110,10 +124,7 @@ func TestElect_commandRemoved(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
 	script := m.write("script", "#!/bin/sh\nrm \"$0\"\n", 0o700)
-	c := m.elect("--restart", "always", "api", "--", script)
-	if code, want := c.exitCode(), "command not found: "+script; code != 127 || !strings.Contains(c.stderr.String(), want) {
-		t.Errorf("got exit code %d and %q, want 127 and %q", code, c.stderr, want)
-	}
+	m.elect("--restart", "always", "-q", "api", "--", script).expectExit(127, "command not found: "+script)
 }
 
 // A command that was asked to end is not started again, however it ends.
@@ -133,6 +144,25 @@ func TestElect_signals(t *testing.T) {
 			}
 		})
 	}
+	// The command ignores the signal, and is stopped because of a loss. This is no loss after which it is started again.
+	t.Run("before a loss", func(t *testing.T) {
+		t.Parallel()
+		m, s := newMachine(t), shared(t)
+		m.setenv("STILE_URL", s.url)
+		c := m.elect("--ttl", longTTL, "-k", "18", "--signal", "USR1", "--reason", "tests", "--label", "team=web", "api", "--", "sh", "-c",
+			`exec 2>/dev/null; trap 'echo TERM >>got' TERM; trap 'echo USR1 >>got; exit' USR1; echo >>starts; `+sleepLoop)
+		m.awaitStarts(1)
+		if o := m.show("api").Holders[0].Owner; o.Reason != "tests" || o.Labels["team"] != "web" {
+			t.Errorf("got owner %+v, want the reason and the label", o)
+		}
+		c.signal(syscall.SIGTERM)
+		m.awaitFile("got", "TERM\n")
+		m.breakHolder("api")
+		c.expectExit(79, `lock "api" was broken`, "stopping the command")
+		if got := m.read("got"); got != "TERM\nUSR1\n" || m.starts() != 1 {
+			t.Errorf("got the signals %q and %d starts, want TERM, USR1 and 1", got, m.starts())
+		}
+	})
 	t.Run("while waiting", func(t *testing.T) {
 		t.Parallel()
 		m, s := newMachine(t), shared(t)
@@ -156,6 +186,8 @@ func TestElect_outage(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	m.setenv("STILE_URL", s.url)
+	observer := m.elect("--observe", "api")
+	eventually(t, "nobody", func() bool { return strings.Contains(observer.stdout.String(), "nobody\n") })
 	c := m.elect("--ttl", expiringTTL, "api", "--", "sh", "-c", countedScript)
 	m.awaitStarts(1)
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -171,6 +203,13 @@ func TestElect_outage(t *testing.T) {
 	m.endScript()
 	if code := c.exitCode(); code != 0 || !strings.Contains(c.stderr.String(), "the store can be read again") {
 		t.Errorf("got exit code %d and %s, want 0 and the end of the outage", code, c.stderr)
+	}
+	eventually(t, "the end of the outage, and the second leader", func() bool {
+		return strings.Contains(observer.stdout.String(), "token "+m.awaitStarts(2)[1]+"  ")
+	})
+	if said := observer.stderr.String(); strings.Count(said, "\n") != 2 || !strings.Contains(said, "; trying again\n") ||
+		!strings.HasSuffix(said, "stile: the store can be read again\n") {
+		t.Errorf("--observe: got %s, want one line about the outage and one about its end", said)
 	}
 }
 
@@ -222,31 +261,100 @@ func TestElect_observe(t *testing.T) {
 	}
 }
 
+// etcdctl elect and stile elect exclude each other. Of the other one, stile knows the session only. A reader of
+// a pipe that ends, as head -n 1 does, ends --observe.
+func TestElect_etcdctl(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t) // etcdctl has no prefix
+	m.setenv("STILE_URL", s.url)
+	etcdctl := testservers.Binary(t, "etcdctl")
+	foreign := exec.Command(etcdctl, "--endpoints", s.endpoint(), "elect", "api", "their value")
+	if err := foreign.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := sync.OnceFunc(func() { _ = foreign.Process.Signal(syscall.SIGINT); _ = foreign.Wait() })
+	t.Cleanup(ended)
+	eventually(t, "etcdctl leading", func() bool { return len(m.show("api").Holders) == 1 })
+	session := m.show("api").Holders[0].Session
+
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	observer := m.command("elect", "--observe", "-o", "json", "api")
+	observer.Cmd.Stdout = write
+	observer.spawn()
+	write.Close()
+	line, err := bufio.NewReader(read).ReadString('\n')
+	if err != nil || !strings.Contains(line, `"session":"`+session+`"`) || !strings.Contains(line, `"foreign":true`) ||
+		!strings.Contains(line, `"value":""`) {
+		t.Errorf("--observe -o json: got %s, %v, want session %s of a foreign client", line, err, session)
+	}
+	read.Close()
+	observer.expectExit(128 + int(syscall.SIGPIPE))
+
+	c := m.elect("--value", "ours", "api", "--", "sh", "-c", countedScript)
+	eventually(t, "a second candidate", func() bool { return len(m.show("api").Waiters) == 1 })
+	text := m.elect("--observe", "api")
+	eventually(t, "the foreign leader", func() bool {
+		return strings.HasSuffix(text.stdout.String(), "  unknown client, session "+session+"\n")
+	})
+	ended()
+	m.awaitStarts(1)
+	listen := exec.Command(etcdctl, "--endpoints", s.endpoint(), "elect", "-l", "api")
+	var listened bytes.Buffer
+	out, err := listen.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := listen.Start(); err != nil {
+		t.Fatal(err)
+	}
+	leader, err := bufio.NewReader(io.TeeReader(out, &listened)).ReadString('\n')
+	_ = listen.Process.Kill()
+	_ = listen.Wait()
+	if err != nil || !strings.HasPrefix(leader, "api/") {
+		t.Errorf("etcdctl elect -l: got %q, %v, want the key of stile elect", listened.String(), err)
+	}
+	m.endScript()
+	c.expectExit(0)
+	text.signal(syscall.SIGINT)
+	text.expectExit(-1) // as tail -f
+	if status := text.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGINT {
+		t.Errorf("--observe: got %v, want the signal INT", text.ProcessState)
+	}
+}
+
 func TestElect_invalidArguments(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.setenv("STILE_URL", "etcd://127.0.0.1:1") // nothing listens there, so using the store would fail with another error
+	plain := m.write("not-executable", "", 0o600)
 	for _, c := range []struct {
 		args  []string
+		code  int
 		parts []string
 	}{
-		{[]string{}, []string{"missing lock name: stile elect", "--help"}},
-		{[]string{"api"}, []string{"no command", `"api"`, "stile elect --help"}},
-		{[]string{"--restart", "sometimes", "api", "--", "true"}, []string{`"sometimes"`, "on-loss, always or never"}},
-		{[]string{"--observe"}, []string{"missing lock name"}},
-		{[]string{"--observe", "api", "--", "true"}, []string{"unexpected argument"}},
-		{[]string{"-o", "json", "api", "--", "true"}, []string{"-o is for --observe only"}},
-		{[]string{"api", "--", "no-such-command"}, []string{"command not found"}},
-		{[]string{"api", "--", "true"}, []string{"connection refused"}},
+		{[]string{}, 125, []string{"missing lock name: stile elect", "--help"}},
+		{[]string{"api"}, 125, []string{"no command", `"api"`, "stile elect --help"}},
+		{[]string{"a//b", "--", "true"}, 125, []string{"invalid lock name"}},
+		{[]string{"--restart", "sometimes", "api", "--", "true"}, 125, []string{`"sometimes"`, "on-loss, always or never"}},
+		{[]string{"--observe"}, 125, []string{"missing lock name: stile elect --observe [flags] NAME", "--help"}},
+		{[]string{"--observe", "api", "--", "true"}, 125, []string{"unexpected argument"}},
+		{[]string{"--observe", "--value", "x", "api"}, 125, []string{"--value has no meaning with --observe"}},
+		{[]string{"--observe", "-q", "api"}, 125, []string{"--quiet has no meaning with --observe"}},
+		{[]string{"--observe", "-o", "yaml", "api"}, 125, []string{"must be text or json"}},
+		{[]string{"--observe", "--url", "mem:", "a//b"}, 125, []string{"invalid lock name"}},
+		{[]string{"--observe", "-o", "json", "api"}, 125, []string{"connection refused"}},
+		{[]string{"-o", "json", "api", "--", "true"}, 125, []string{"-o is for --observe only"}},
+		{[]string{"-q", "-v", "api", "--", "true"}, 125, []string{"-q and -v contradict"}},
+		{[]string{"--signal", "NOSUCH", "api", "--", "true"}, 125, []string{"no such signal"}},
+		{[]string{"-k", "1h", "api", "--", "true"}, 125, []string{"--kill-after 1h is too long"}},
+		{[]string{"api", "--", "no-such-command"}, 127, []string{"command not found"}},
+		{[]string{"api", "--", plain}, 126, []string{"cannot execute " + plain}},
+		{[]string{"api", "--", "true"}, 125, []string{"connection refused"}},
 	} {
-		e := m.elect(c.args...)
-		if code := e.exitCode(); code != 125 && code != 127 {
-			t.Errorf("%q: got exit code %d, want 125 or 127", c.args, code)
-		}
-		for _, part := range c.parts {
-			if !strings.Contains(e.stderr.String(), part) {
-				t.Errorf("%q: got %s, want %q in it", c.args, e.stderr, part)
-			}
-		}
+		m.elect(c.args...).expectExit(c.code, c.parts...)
 	}
 }

@@ -359,6 +359,7 @@ func TestRun_nestedDeadlock(t *testing.T) {
 	m.setenv("STILE_URL", s.url)
 	for name, args := range map[string][]string{
 		"a-a":   {"a-a", "--", stile, "run", "a-a", "--", "true"},
+		"all":   {"all", "--", stile, "run", "--all", "a", "all", "--", "true"},
 		"a-b-a": {"a-b-a", "--", stile, "run", "b", "--", "sh", "-c", `exec "$0" run a-b-a -- true`, stile},
 	} {
 		c := m.runCommand(args...).spawn()

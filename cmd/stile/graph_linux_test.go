@@ -16,7 +16,11 @@ func TestGraph_deadlock(t *testing.T) {
 	m.setenv("STILE_URL", s.url)
 	m.setenv("STILE", stile)
 	m.stile("graph", "dead/").expectOutput("")
-	m.stile("graph", "-o", "json", "dead/").expectExit(0)
+	empty := m.stile("graph", "-o", "json", "dead/")
+	empty.expectExit(0)
+	if g := decodeJSON[lib.WaitGraph](t, empty.stdout.Bytes()); g.Waits == nil || g.Cycles == nil {
+		t.Errorf("got %s, want empty arrays", empty.stdout)
+	}
 
 	nested := func(own, other string) *command {
 		return m.start("touch started; read go <end; exec $STILE run -q --ttl "+longTTL+" "+other+" -- true", own)
@@ -50,9 +54,38 @@ func TestGraph_deadlock(t *testing.T) {
 	m.stile("graph", "dead/").expectOutput("")
 }
 
+// A set of locks waits with what it holds. That is no cycle.
+func TestGraph_chain(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	holder := m.start(endableScript, "chain/b")
+	all := m.runCommand("--all", "chain/a", "chain/b", "--", "true").spawn()
+	var c *command
+	eventually(t, "a wait", func() bool {
+		c = m.stile("graph", "chain/")
+		c.expectExit(0)
+		return c.stdout.String() != ""
+	})
+	lines := strings.Split(c.stdout.String(), "\n")
+	if len(lines) != 3 || strings.Join(strings.Fields(lines[0]), " ") != "HELD HOLDER TOKEN WAITS FOR SINCE" || !strings.HasPrefix(lines[1], "chain/a ") ||
+		!strings.Contains(lines[1], fmt.Sprintf(" pid %d (true)  ", all.Process.Pid)) || !strings.Contains(lines[1], "  chain/b  ") {
+		t.Errorf("got\n%s", c.stdout)
+	}
+	m.endScript()
+	holder.expectExit(0)
+	all.expectExit(0)
+	at := m.atTerminal("sh", "-c", `"$0" graph chain/; echo code $?`, stile)
+	at.awaitScreen("stile: no holder waits for another lock\r\n")
+	at.awaitScreen("code 0")
+}
+
 func TestGraph_invalidUse(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
+	m.setenv("STILE_URL", "etcd://127.0.0.1:1")
+	m.stile("graph").expectExit(125, "connection refused")
+	m.stile("graph", "a\a").expectExit(125, "invalid lock name prefix")
 	m.stile("graph", "a", "b").expectExit(125, "unexpected argument")
 	m.stile("graph", "-o", "dot").expectExit(125, "must be text or json")
 }

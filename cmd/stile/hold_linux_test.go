@@ -55,6 +55,8 @@ func TestHold_signals(t *testing.T) {
 		m.run("-n", "demo", "--", "true").expectExit(0)
 	}
 	c, stdin := m.hold("demo")
+	m.stile("hold", "-w", "0.1", "-E", "9", "demo").expectExit(9, `could not acquire lock "demo" within 100ms: it is held by `)
+	m.stile("hold", "--nonblock", "-q", "demo").expectExit(75)
 	waiter := m.command("hold", "demo").spawn()
 	eventually(t, "a waiter", func() bool { return len(m.show("demo").Waiters) == 1 })
 	waiter.signal(syscall.SIGTERM)
@@ -83,6 +85,89 @@ func TestHold_lost(t *testing.T) {
 	c, _ := m.hold("demo")
 	m.breakHolder("demo")
 	c.expectExit(79, `lock "demo" was broken, or its lease expired`)
+}
+
+func TestHold_outage(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.setenv("STILE_URL", s.url)
+	c, _ := m.hold("--ttl", expiringTTL, "-v", "demo")
+	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if code := c.exitCode(); code != 79 {
+		t.Errorf("got exit code %d, want 79", code)
+	}
+	for _, part := range []string{
+		`stile: lock "demo" acquired after `, `stile: lock "demo": a renewal failed (`, "; trying again\n",
+		`stile: lock "demo" expired: it was not renewed in time`,
+	} {
+		if !strings.Contains(c.stderr.String(), part) {
+			t.Errorf("got %s, want %q in it", c.stderr, part)
+		}
+	}
+}
+
+// The reader of the line is gone: the lock is released, and does not stay held for the TTL.
+func TestHold_closedPipe(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	closed := func() *os.File {
+		t.Helper()
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read.Close()
+		t.Cleanup(func() { write.Close() })
+		return write
+	}
+	c := m.command("hold", "--ttl", "300", "demo")
+	c.Cmd.Stdout = closed()
+	c.spawn().expectExit(128 + int(syscall.SIGPIPE))
+	m.run("-n", "demo", "--", "true").expectExit(0)
+	c = m.command("hold", "--ttl", "300", "--ready-fd", "3", "demo")
+	c.ExtraFiles = []*os.File{closed()}
+	c.spawn().expectExit(125, "--ready-fd 3: ", "broken pipe")
+	m.run("-n", "demo", "--", "true").expectExit(0)
+}
+
+// Readers and slots are held as by stile run. At a terminal, ^D ends stdin.
+func TestHold_modes(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	m.setenv("STILE", stile)
+	m.hold("-s", "shared")
+	m.run("-n", "-s", "shared", "--", "true").expectExit(0)
+	m.run("-n", "shared", "--", "true").expectExit(75, `"shared" is held by`, "(stile hold)")
+	m.hold("-x", "exclusive")
+	m.run("-n", "-s", "exclusive", "--", "true").expectExit(75, `"exclusive" is held by`)
+	m.hold("--slots", "2", "--label", "team=web", "slots")
+	if o := m.show("slots").Holders[0].Owner; o.Labels["team"] != "web" {
+		t.Errorf("got owner %+v, want the label", o)
+	}
+	c, _ := m.hold("--slots", "2", "-o", "json", "slots")
+	got := decodeJSON[struct {
+		Holds []struct {
+			Name, Token, Owner string
+			Slot               *int
+		}
+		Deadline time.Time
+	}](t, c.stdout.Bytes())
+	if len(got.Holds) != 1 || got.Holds[0].Slot == nil || *got.Holds[0].Slot != 1 {
+		t.Errorf("got %s, want slot 1", c.stdout)
+	}
+
+	at := m.atTerminal(stile, "hold", "--ttl", longTTL, "--all", "x", "y")
+	at.awaitScreen(`locks "x" and "y": held, tokens `)
+	m.run("-n", "y", "--", "true").expectExit(75, `"y" is held by`)
+	at.typeKeys("\x04")
+	if code := at.exitCode(); code != 0 {
+		t.Errorf("after ^D: got exit code %d: %q", code, at.screenText())
+	}
+	m.run("-n", "y", "--", "true").expectExit(0)
 }
 
 func TestHold_json(t *testing.T) {
@@ -161,6 +246,18 @@ func TestHold_coprocess(t *testing.T) {
 	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held by`)
 	script.signal(syscall.SIGKILL)
 	m.run("demo", "--", "true").expectExit(0)
+
+	// The lock is released before the script ends, as by flock -u.
+	script = m.command()
+	script.Path, script.Args = "/bin/bash", []string{"bash", "-c", `
+		coproc stile hold demo
+		read -r held <&"${COPROC[0]}" || exit 1
+		stile run -n -q demo -- true; echo $?
+		holder=$COPROC_PID
+		exec {COPROC[1]}>&-
+		wait "$holder"; echo $?
+		stile run -n demo -- true; echo $?`}
+	script.spawn().expectOutput("75\n0\n0\n")
 }
 
 func TestHold_invalidArguments(t *testing.T) {
@@ -171,5 +268,9 @@ func TestHold_invalidArguments(t *testing.T) {
 	m.stile("hold", "a", "b").expectExit(125, `unexpected argument "b"`)
 	m.stile("hold", "a//b").expectExit(125, "invalid lock name")
 	m.stile("hold", "-s", "-x", "a").expectExit(125, "-s and -x contradict")
+	m.stile("hold", "-n", "-w", "1", "a").expectExit(125, "-n and -w contradict")
+	m.stile("hold", "-q", "-v", "a").expectExit(125, "-q and -v contradict")
+	m.stile("hold", "--ttl", "0", "a").expectExit(125, "--ttl must be more than 0")
+	m.stile("hold", "-o", "yaml", "a").expectExit(125, "must be text or json")
 	m.stile("hold", "a").expectExit(125, "connection refused")
 }

@@ -19,6 +19,8 @@ func TestRun_shared(t *testing.T) {
 	if line := m.show("demo"); line.Holders[0].Mode.String() != "shared" {
 		t.Errorf("show: got mode %v, want shared", line.Holders[0].Mode)
 	}
+	m.startWatch("events", "demo")
+	m.awaitFile("events", fmt.Sprintf("pid %d (sh) (shared)\n", reader.Process.Pid))
 	ls := m.stile("ls", "demo")
 	if ls.expectExit(0); !strings.Contains(ls.stdout.String(), "(sh) (shared) ") {
 		t.Errorf("ls: got %s, want the mode", ls.stdout)
@@ -49,6 +51,15 @@ func TestRun_slots(t *testing.T) {
 	if c := m.stile("ls", "demo"); !strings.Contains(c.stdout.String(), "(sh) +1 (2 of 2 slots) ") {
 		t.Errorf("ls: got %s, want the number of slots", c.stdout)
 	}
+	if mode := m.show("demo").Holders[0].Mode.String(); mode != "slot/2" {
+		t.Errorf("show -o json: got mode %s, want slot/2", mode)
+	}
+	m.startWatch("events", "demo")
+	m.awaitFile("events", fmt.Sprintf("pid %d (sh) (2 of 2 slots)\n", first.Process.Pid))
+	eventually(t, "the slots in the description of a completion", func() bool { // not if the store takes a second
+		c := m.stile("__complete", "run", "de")
+		return c.exitCode() == 0 && strings.HasPrefix(c.stdout.String(), "demo\t2 of 2 slots taken, 1 waiting\n")
+	})
 	c := m.runCommand("-w", "1", "--slots", "2", "demo", "--", "true").spawn()
 	c.expectExit(75, "within 1s: it is held by", " and 1 other")
 	m.endScript()
@@ -120,8 +131,25 @@ func TestRun_all(t *testing.T) {
 	eventually(t, "a waiter for b", func() bool { return len(m.show("b").Waiters) == 1 })
 	m.endScript()
 	holder.expectExit(0)
-	if code := waiter.exitCode(); code != 0 || !strings.Contains(waiter.stderr.String(), `stile: locks "a" and "b" released after `) {
-		t.Errorf("got exit code %d and %s, want 0 and the release of both", code, waiter.stderr)
+	code := waiter.exitCode()
+	for _, part := range []string{`stile: locks "a" and "b" acquired after `, ", tokens ", `stile: locks "a" and "b" released after `} {
+		if code != 0 || !strings.Contains(waiter.stderr.String(), part) {
+			t.Errorf("got exit code %d and %s, want 0 and %q", code, waiter.stderr, part)
+		}
+	}
+
+	m.run("--all", "--run-timeout", "0.5", "a", "b", "--", "sleep", "1000").
+		expectExit(124, `the command under locks "a" and "b" has run for 500ms; stopping it`)
+
+	// The locks may be those of a line for the shell, and outlive a short command.
+	c = m.run("--all", "--min-hold", "120", "-c", `echo $STILE_TOKENS`, "a", "b")
+	c.expectExit(0)
+	if got := decodeJSON[map[string]string](t, c.stdout.Bytes()); len(got) != 2 {
+		t.Errorf("got tokens %v, want those of a and b", got)
+	}
+	for _, name := range []string{"a", "b"} {
+		m.run("-n", name, "--", "true").expectExit(75, fmt.Sprintf("lock %q is held by", name))
+		revoke(t, s.client(t), name)
 	}
 	for _, name := range []string{"a", "b", "c"} {
 		if left := entries(t, s.client(t), name); left != nil {
@@ -143,6 +171,31 @@ func TestRun_allLosesOne(t *testing.T) {
 		t.Errorf("got log %q of the command, want one TERM", got)
 	}
 	m.run("-n", "--all", "a", "b", "c", "--", "true").expectExit(0)
+}
+
+// At a terminal the status line names the lock that is waited for, its holder, and how many come before.
+func TestRun_allWaitingLine(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	holder := m.start(endableScript, "b")
+	next := m.startWaiter(1, "b")
+	c := m.atTerminal(stile, "run", "--ttl", longTTL, "--all", "a", "b", "--", "echo", "the command")
+	c.awaitScreen(`stile: "b": held by `)
+	c.awaitScreen(fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
+	c.awaitScreen("; 2 come first; waited ")
+	if strings.Contains(c.screenText(), "next in line") {
+		t.Errorf("got %q, want two come first, not next in line", c.screenText())
+	}
+	m.stile("break", "b", "--token", strconv.FormatUint(m.show("b").Waiters[0].Token, 10)).expectExit(0) // it rejoins at the end
+	c.awaitScreen("; next in line; waited ")
+	m.endScript()
+	c.awaitScreen("\r\x1b[Kthe command")
+	if code := c.exitCode(); code != 0 {
+		t.Errorf("exit code %d: %q", code, c.screenText())
+	}
+	holder.expectExit(0)
+	next.expectExit(0)
 }
 
 // If stile is killed, the watchdog releases all locks of the command.
@@ -168,7 +221,12 @@ func TestRun_invalidKinds(t *testing.T) {
 		{[]string{"--slots", "2", "-s", "demo", "true"}, []string{"--slots", "leave out -s"}},
 		{[]string{"--slots", "0", "demo", "true"}, []string{`"0"`, "--slots", "from 1"}},
 		{[]string{"--slots", "many", "demo", "true"}, []string{`"many"`, "--slots"}},
+		{[]string{"--slots", "2", "-x", "demo", "true"}, []string{"--slots", "leave out -s and -x"}},
+		{[]string{"--slots", "100000000", "demo", "true"}, []string{"--slots", "must be a number from 1 to "}},
 		{[]string{"--all", "-s", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
+		{[]string{"--all", "--slots", "2", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
+		{[]string{"--all", "--", "true"}, []string{"--all takes several names, which end at --", "--help"}},
+		{[]string{"--all", "a", "b", "--"}, []string{"no command to run"}},
 		{[]string{"--all", "a", "b", "true"}, []string{"--all", "end at --", "--help"}},
 		{[]string{"--all", "a//b", "b", "--", "true"}, []string{"invalid lock name", `"a//b"`}},
 	} {

@@ -85,7 +85,10 @@ func TestOnce_key(t *testing.T) {
 	m.once("--key", "v1", "-v", "--skip-exit-code", "9", "job", "-c", countScript).
 		expectExit(9, `lock "job": the command was not run: "v1" succeeded, called by`, "(sh) at 2")
 	m.expectStarts(3)
-	m.once("--key", "v2", "job", "-c", countScript).expectExit(0)
+	success := m.once("--key", "v2", "-v", "job", "-c", countScript)
+	if code := success.exitCode(); code != 0 || !strings.Contains(success.stderr.String(), `stile: lock "job": the success is recorded`+"\n") {
+		t.Errorf("with -v: got exit code %d and %s, want 0 and the record", code, success.stderr)
+	}
 	m.once("--key", "v1", "other", "-c", countScript).expectExit(0)
 	m.expectStarts(5)
 	if left := entries(t, s.client(t), "job"); left != nil {
@@ -285,6 +288,25 @@ func TestOnce_lostBeforeRecord(t *testing.T) {
 	m.expectStarts(4)
 }
 
+// stile stands still while the command ends and the lock expires. The success came in time, but nobody can tell:
+// it is not recorded, and the command runs again.
+func TestOnce_expiredBeforeRecord(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	c := m.startOnce("exit 0", "--ttl", expiringTTL, "--key", "v1", "job")
+	c.signal(syscall.SIGSTOP)
+	m.endScript()
+	m.run("job", "--", "true").expectExit(0) // when the lock has expired
+	c.signal(syscall.SIGCONT)
+	c.expectExit(79, `lock "job" expired: it was not renewed in time`)
+	if _, jobs := m.jobs("job"); len(jobs) != 0 {
+		t.Errorf("recorded: %+v", jobs)
+	}
+	m.once("--key", "v1", "job", "-c", countScript).expectExit(0)
+	m.expectStarts(2)
+}
+
 // The store is out of reach when the command has ended. A signal ends the attempts to record the success.
 func TestOnce_outage(t *testing.T) {
 	t.Parallel()
@@ -389,6 +411,31 @@ func TestOnce_successInFuture(t *testing.T) {
 	m.expectStarts(1)
 }
 
+// The period begins nine tenths of it after the last success, which another host may have called by a clock
+// that is ahead.
+func TestOnce_period(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.setenv("STILE_URL", s.url)
+	const record = `{"stile_once":1,"jobs":{"":{"success":{"called":%q,"token":"1","owner":"ann"}}}}`
+	for ago, runs := range map[time.Duration]bool{
+		89 * time.Hour: false, 91 * time.Hour: true, -9 * time.Hour: false, -11 * time.Hour: true,
+	} {
+		before := m.starts()
+		s.putRecord(t, "job", fmt.Sprintf(record, time.Now().Add(-ago).UTC().Format(time.RFC3339)))
+		c := m.once("--every", "100h", "job", "-c", countScript)
+		if ago < 0 && runs {
+			c.expectExit(0, "in the future: running the command")
+		} else {
+			c.expectExit(0)
+		}
+		if ran := m.starts() > before; ran != runs {
+			t.Errorf("%v after the last success: the command ran: %v, want %v", ago, ran, runs)
+		}
+	}
+	m.once("--every", "100h", "-v", "job", "-c", countScript).expectExit(0, `lock "job": the command was not run: it succeeded, called by`)
+}
+
 // A command whose success could not be recorded is not run: it would be each time.
 func TestOnce_full(t *testing.T) {
 	t.Parallel()
@@ -459,6 +506,11 @@ func TestOnce_invalidArguments(t *testing.T) {
 		parts []string
 	}{
 		{[]string{}, []string{"missing lock name: stile once", "--help"}},
+		{[]string{"--key", "a", "-q", "-v", "job", "--", "true"}, []string{"-q and -v contradict"}},
+		{[]string{"--key", strings.Repeat("a", 257), "job", "--", "true"}, []string{`--key "aaa`, "256"}},
+		{[]string{"--forget", "--retry", "job"}, []string{"--retry has no meaning with --forget"}},
+		{[]string{"--forget", "--keep", "1h", "job"}, []string{"--keep has no meaning with --forget"}},
+		{[]string{"--forget", "-c", "true", "job"}, []string{"--command has no meaning with --forget"}},
 		{[]string{"--key", "a", "job"}, []string{"no command", `"job"`, "stile once --help"}},
 		{[]string{"job", "--", "true"}, []string{"neither --key nor --every is given"}},
 		{[]string{"--key", "", "job", "--", "true"}, []string{`--key "": it is empty`}},
@@ -474,18 +526,10 @@ func TestOnce_invalidArguments(t *testing.T) {
 		{[]string{"--forget", "--every", "1h", "job"}, []string{"--every has no meaning with --forget"}},
 		{[]string{"--forget", "-E", "1", "job"}, []string{"--skip-exit-code has no meaning with --forget"}},
 		{[]string{"--key", "a", "/", "--", "true"}, []string{"invalid lock name"}},
-		{[]string{"--key", "a", "job", "--", "no-such-command"}, []string{"command not found"}},
 		{[]string{"--key", "a", "job", "--", "true"}, []string{"connection refused"}},
 	} {
-		o := m.once(c.args...)
-		if code := o.exitCode(); code != 125 && code != 127 {
-			t.Errorf("%q: got exit code %d, want 125 or 127", c.args, code)
-		}
-		for _, part := range c.parts {
-			if !strings.Contains(o.stderr.String(), part) {
-				t.Errorf("%q: got %s, want %q in it", c.args, o.stderr, part)
-			}
-		}
+		m.once(c.args...).expectExit(125, c.parts...)
 	}
+	m.once("--key", "a", "job", "--", "no-such-command").expectExit(127, "command not found: no-such-command")
 	m.once("--key", "a", "job", "--", m.write("not-executable", "", 0o600)).expectExit(126, "not-executable")
 }

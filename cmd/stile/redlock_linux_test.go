@@ -41,6 +41,24 @@ func TestRun_redlock(t *testing.T) {
 	holder.expectExit(79, `"demo"`, "was broken, or its lease expired", "stopping the command")
 	next.expectExit(0)
 	m.stile("wait", "demo").expectExit(0)
+
+	m.run("--slots", "2", "demo", "--", "true").expectExit(125, "not supported by the redlock store")
+	m.stile("slots", "demo", "2").expectExit(125, "not supported by the redlock store")
+	m.stile("graph").expectExit(125, "not supported by the redlock store")
+	// The locks of --all are taken one after another.
+	held := m.start(endableScript, "b")
+	all := m.atTerminal(stile, "run", "--ttl", longTTL, "--all", "b", "a", "--", "true")
+	all.awaitScreen(`"b": held by `)
+	all.awaitScreen("; waited ")
+	if strings.Contains(all.screenText(), "next in line") {
+		t.Errorf("got %q, want no place: redlock has no order", all.screenText())
+	}
+	m.run("-n", "a", "--", "true").expectExit(75, `"a" is held by`)
+	m.endScript()
+	held.expectExit(0)
+	if code := all.exitCode(); code != 0 {
+		t.Errorf("exit code %d: %q", code, all.screenText())
+	}
 }
 
 func TestRun_redlockMajorityLost(t *testing.T) {

@@ -342,7 +342,7 @@ func TestVersion(t *testing.T) {
 func TestHelp_examples(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	for _, verb := range []string{"", "run", "serve", "demo", "version", "completion", "man"} {
+	for _, verb := range []string{"", "run", "elect", "once", "hold", "assert", "serve", "demo", "version", "completion", "man"} {
 		args := strings.Fields(verb + " --help")
 		c := m.command(args...).spawn()
 		c.expectExit(0)

@@ -40,11 +40,30 @@ func TestSlots_limit(t *testing.T) {
 		t.Errorf("show -o json: got limit %d, want 1", got)
 	}
 
+	m.startWatch("events", "demo")
+	m.awaitFile("events", "demo  waits  ")
 	m.stile("slots", "demo", "2").expectExit(0)
 	second.expectExit(0)
+	m.awaitFile("events", "demo  limit 2 slots, of 3 asked for\n")
+
+	// A lower limit stops no command.
+	third := m.start(endableScript, "--slots", "3", "demo")
+	eventually(t, "the time of acquisition, by which it is shown as a holder", func() bool {
+		holders := m.show("demo").Holders
+		return len(holders) == 2 && !holders[1].Owner.Obtained.IsZero()
+	})
+	m.expectSlots("lock demo: 2 of 1 slots taken; limit 1 slot, of 3 asked for", "demo", "1")
+	fourth := m.startWaiter(1, "demo", "--slots", "3")
 	m.endScript()
-	first.expectExit(0)
-	m.expectSlots("lock demo: free; limit 2 slots", "demo")
+	eventually(t, "the end of one of the commands", func() bool { return len(m.show("demo").Holders) == 1 })
+	if n := len(m.show("demo").Waiters); n != 1 {
+		t.Errorf("one command still runs: got %d waiters, want 1", n)
+	}
+	m.endScript()
+	for _, c := range []*command{first, third, fourth} {
+		c.expectExit(0)
+	}
+	m.expectSlots("lock demo: free; limit 1 slot", "demo")
 	m.expectSlots("lock demo: free; no limit", "--remove", "demo")
 }
 
@@ -90,4 +109,8 @@ func TestSlots_misuse(t *testing.T) {
 	m.stile("slots", "--remove", "demo", "2").expectExit(125, "--remove")
 	m.stile("slots", "demo", "2", "3").expectExit(125, `unexpected argument "2"`)
 	m.stile("slots", "/", "2").expectExit(125, "invalid lock name")
+	m.stile("slots", "-o", "yaml", "demo").expectExit(125, "must be text or json")
+	m.setenv("STILE_URL", "etcd://127.0.0.1:1")
+	m.stile("slots", "demo").expectExit(125, "connection refused")
+	m.stile("slots", "demo", "2").expectExit(125, "connection refused")
 }

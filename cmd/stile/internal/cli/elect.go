@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
@@ -100,10 +102,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
   stile elect --observe -o json api-leader | jq -r --unbuffered '.leader.value // "nobody"'`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if e.observe {
-				var name string
-				err := nameArg(&name)(cmd, args)
-				e.names = []string{name}
-				return err
+				return e.takeObserved(cmd, args)
 			}
 			if cmd.Flags().Changed("output") {
 				return errors.New("-o is for --observe only; see stile elect --help")
@@ -127,6 +126,25 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	return cmd
 }
 
+// takeObserved stores the name from the arguments of --observe, and refuses the flags of a candidate.
+func (e *elect) takeObserved(cmd *cobra.Command, args []string) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if err == nil && !slices.Contains([]string{"observe", "output", "url"}, f.Name) {
+			err = fmt.Errorf("--%s has no meaning with --observe", f.Name)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		return errors.New("missing lock name: stile elect --observe [flags] NAME; see stile elect --help")
+	}
+	var name string
+	err = nameArg(&name)(cmd, args)
+	e.names = []string{name}
+	return err
+}
+
 func (e *elect) run(ctx context.Context) error {
 	if err := e.prepare(); err != nil {
 		return err
@@ -137,7 +155,8 @@ func (e *elect) run(ctx context.Context) error {
 	defer cancel()
 	var storeOutage outage
 	led := false
-	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+	var pauses pauses
+	for {
 		l, err := e.acquire(ctx, signals, e.owner)
 		if _, final := errors.AsType[*exit](err); err != nil && (final || !led) {
 			return err
@@ -145,16 +164,17 @@ func (e *elect) run(ctx context.Context) error {
 		if update := storeOutage.update(err); update != "" {
 			e.stdio.say(update)
 		}
-		if err == nil {
+		var pause time.Duration
+		if err != nil {
+			pause = pauses.after(0)
+		} else {
 			led = true
 			began := time.Now()
 			again, err := e.lead(l, signals)
 			if !again {
 				return err
 			}
-			if time.Since(began) >= maxPause {
-				pause = firstPause
-			}
+			pause = pauses.after(time.Since(began))
 			if !e.quiet {
 				e.stdio.say(fmt.Sprintf("campaigning for %s again in %v", l.what(), pause))
 			}
@@ -179,6 +199,19 @@ func (e *elect) lead(l *lock, signals *child.Signals) (again bool, err error) {
 		return false, err
 	}
 	return false, exitFor(result)
+}
+
+// pauses are those before the next campaigns. The zero value begins with [firstPause].
+type pauses struct{ next time.Duration }
+
+// after returns the pause after a campaign by which this process has led for so long; zero if it has not.
+func (p *pauses) after(led time.Duration) time.Duration {
+	pause := p.next
+	if pause == 0 || led >= maxPause {
+		pause = firstPause
+	}
+	p.next = min(2*pause, maxPause)
+	return pause
 }
 
 // pauseFor returns after the pause, or with the exit for a signal that would end the process.

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -143,9 +141,6 @@ func (x *execution) prepare() (err error) {
 	if x.path, err = child.Look(x.argv[0]); err != nil {
 		return commandFailure(err)
 	}
-	// SIGPIPE must not end this process: the command would end too, and the entry would stay in the
-	// store.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return nil
 }
 

@@ -52,6 +52,7 @@ Exit codes:
 A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  coproc stile hold nightly-backup                # bash: until the script ends
   read -r held <&"${COPROC[0]}" || exit 1         # now it is held
+  exec {COPROC[1]}>&-                             # release it before that
   stile hold -o json --all orders stock           # for a program that keeps its stdin open`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

@@ -56,7 +56,8 @@ type hold interface {
 // other.
 type pendingHold struct {
 	ready <-chan struct{}
-	ahead func() int
+	// ahead returns how many entries come first, given the line as it was read last; -1 if that is unknown.
+	ahead func(line stile.Line) int
 	// wait returns the hold, and gives the attempt up when ctx ends.
 	wait func(ctx context.Context) (hold, error)
 }
@@ -118,7 +119,7 @@ func (r *request) join(ctx context.Context, client *stile.Client) (*pendingHold,
 
 func waitingFor(place *stile.Place) *pendingHold {
 	return &pendingHold{
-		ready: place.Ready(), ahead: place.Ahead,
+		ready: place.Ready(), ahead: func(stile.Line) int { return place.Ahead() },
 		wait: func(ctx context.Context) (hold, error) { return holdOrNil(place.Wait(ctx)) },
 	}
 }
@@ -134,7 +135,7 @@ func (r *request) joinAll(ctx context.Context, client *stile.Client) *pendingHol
 		m, err = holdOrNil(client.LockAll(ctx, r.names...))
 	}()
 	return &pendingHold{
-		ready: ready, ahead: func() int { return 0 },
+		ready: ready, ahead: aheadOfThisProcess,
 		wait: func(context.Context) (hold, error) { // it ends with the ctx of joinAll
 			<-ready
 			return m, err

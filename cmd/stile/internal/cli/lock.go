@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,6 +35,8 @@ type lock struct {
 // acquire takes the lock. A signal that would end the process ends the wait. On failure everything
 // is closed.
 func (r *request) acquire(ctx context.Context, signals *child.Signals, owner stile.Owner) (*lock, error) {
+	// SIGPIPE must not end this process: the entry would stay in the store, and a command would end too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	waiting, listened := untilInterrupted(ctx, signals)
 	l, err := r.take(waiting, owner)
 	listened()

@@ -196,6 +196,10 @@ func TestWaitingTexts(t *testing.T) {
 	if got, want := waitingTexts("deploy", line, 3, 0)[2], `"deploy": held by root@vm pid 1 (sleep); 3 come first`; got != want {
 		t.Errorf("with others ahead it is %q, want %q", got, want)
 	}
+	unknown := waitingTexts("deploy", line, -1, 0)
+	if got, want := unknown[2], `"deploy": held by root@vm pid 1 (sleep)`; got != want || unknown[len(unknown)-1] != "waiting" {
+		t.Errorf("with an unknown place they are %q, want %q and waiting at the end", unknown, want)
+	}
 	line.Holders[0].Owner = stile.Owner{}
 	line.Holders[0].Session = "694d\x1b"
 	if got, want := waitingTexts("deploy", line, 1, 0)[1],

@@ -80,7 +80,7 @@ func (s *slotsCmd) run(ctx context.Context, client *stile.Client) error {
 	line, err := client.Line(ctx, s.name)
 	switch {
 	case err != nil && (s.remove || s.limit > 0):
-		return fmt.Errorf("the limit is set, but the lock cannot be read: %w", err)
+		return fmt.Errorf("the limit of lock %q was changed, but the lock cannot be read: %w", s.name, reasonOf(err))
 	case err != nil:
 		return err
 	case s.format == formatJSON:

@@ -89,6 +89,12 @@ func TestTexts_failures(t *testing.T) {
 			}, `stile: show lock "demo": ` + reason + "; trying again",
 		},
 		{
+			"reading after setting a limit", func(ctx context.Context, s scene) error {
+				s.store.SetFaults(down(memstore.Read))
+				return (&slotsCmd{name: "demo", limit: 2}).run(ctx, s.client)
+			}, `stile: the limit of lock "demo" was changed, but the lock cannot be read: ` + reason,
+		},
+		{
 			"releasing", func(ctx context.Context, s scene) error {
 				s.store.SetFaults(down(memstore.Withdraw))
 				return errors.New(s.lock.notReleased(s.lock.hold.Release(ctx)))

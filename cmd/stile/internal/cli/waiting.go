@@ -58,7 +58,7 @@ func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *
 			r.stdio.say(fmt.Sprintf("deadlock: lock %q is already held by a stile run that this command runs under; "+
 				"it will not be free before that ends", line.Name))
 		}
-		texts := waitingTexts(cmp.Or(line.Name, r.names[0]), line, place.ahead(), time.Since(began))
+		texts := waitingTexts(cmp.Or(line.Name, r.names[0]), line, place.ahead(line), time.Since(began))
 		switch {
 		case progress != nil:
 			progress.show(texts...)
@@ -75,7 +75,6 @@ func (r *request) showWaiting(ctx context.Context, client *stile.Client, place *
 // awaitedLine returns the line of the lock that is waited for: of several, the first one that another process
 // holds. If there is none, it returns the line of the first lock.
 func (r *request) awaitedLine(ctx context.Context, client *stile.Client) (line stile.Line, err error) {
-	me := stile.DefaultOwner()
 	names := slices.Sorted(slices.Values(r.names))
 	for _, name := range append(names, names[0]) {
 		line, err = client.Line(ctx, name)
@@ -83,11 +82,26 @@ func (r *request) awaitedLine(ctx context.Context, client *stile.Client) (line s
 			line.Name = name
 			return line, err
 		}
-		if len(line.Holders) > 0 && (line.Holders[0].Owner.PID != me.PID || line.Holders[0].Owner.Host != me.Host) {
+		if len(line.Holders) > 0 && !isOfThisProcess(line.Holders[0]) {
 			return line, nil
 		}
 	}
 	return line, nil
+}
+
+// isOfThisProcess reports whether this process has made an entry.
+func isOfThisProcess(e stile.Entry) bool {
+	me := stile.DefaultOwner()
+	return e.Owner.PID == me.PID && e.Owner.Host == me.Host
+}
+
+// aheadOfThisProcess returns how many entries of a line come before that of this process; -1 if it has none.
+func aheadOfThisProcess(line stile.Line) int {
+	i := slices.IndexFunc(line.Waiters, isOfThisProcess)
+	if i < 0 {
+		return -1
+	}
+	return len(line.Holders) + i
 }
 
 // latest returns a channel that always has the newest unread reading of a line, until ctx ends or stop
@@ -111,7 +125,7 @@ func latest(ctx context.Context, client *stile.Client, name string) (_ <-chan st
 }
 
 // waitingTexts returns texts that say who holds the lock, since when, and how many waiters are
-// ahead: the full text first, then shorter ones without the less important parts.
+// ahead, which may be unknown (-1): the full text first, then shorter ones without the less important parts.
 func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration) []string {
 	name, so := fmt.Sprintf("%q: ", lock), "; waited "+round(waited).String()
 	switch {
@@ -120,19 +134,23 @@ func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration)
 	case len(line.Holders) == 0:
 		return []string{name + "just became free" + so, "just became free"}
 	}
-	place := "next in line"
+	shortest := "next in line"
 	if ahead > 1 {
-		place = fmt.Sprintf("%d come first", ahead)
+		shortest = fmt.Sprintf("%d come first", ahead)
+	}
+	place := "; " + shortest
+	if ahead < 0 {
+		place, shortest = "", "waiting"
 	}
 	held, since := "held by "+holderNames(line), sinceWhen(line)
-	texts := []string{name + held + since + "; " + place + so, name + held + since + "; " + place, name + held + "; " + place}
+	texts := []string{name + held + since + place + so, name + held + since + place, name + held + place}
 	if owner := line.Holders[0].Owner; owner.Command != "" && owner.Host != "" {
 		owner.Command = ""
-		texts = append(texts, name+"held by "+owner.String()+"; "+place)
+		texts = append(texts, name+"held by "+owner.String()+place)
 		owner.PID = 0
-		texts = append(texts, name+"held by "+owner.String()+"; "+place, "held by "+owner.String()+"; "+place)
+		texts = append(texts, name+"held by "+owner.String()+place, "held by "+owner.String()+place)
 	}
-	return append(texts, place)
+	return append(texts, shortest)
 }
 
 // sinceWhen says since when the first holder has held the lock, if that is known.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
 )
 
 // watch is one call of the verb.
@@ -37,6 +38,9 @@ Each line of output is one event, with the time at which this machine saw it:
   ended   a hold ended: it was released, lost or broken
   left    a waiter left without having acquired the lock
   remark  something is wrong with the line; the remark says how to repair it
+
+(shared) marks a reader, and (2 of 3 slots) says how many slots are taken after the event. A new
+limit of the slots has a line of its own.
 
 With -o json each line of output is an object: the new state of a lock that has changed.
 
@@ -156,7 +160,7 @@ func withoutClocks(l stile.Line) stile.Line {
 func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 	at := now.Local().Format(time.DateTime)
 	for _, e := range c.events() {
-		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s\n", at, asArgument(c.now.Name), e.what, tokenOf(e.entry), who(e.entry))
+		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s%s\n", at, asArgument(c.now.Name), e.what, tokenOf(e.entry), who(e.entry), c.modeOf(e.entry))
 	}
 	// A line without entries is not read, and neither is its limit.
 	if c.now.Limit != c.before.Limit && len(places(c.before)) > 0 && len(places(c.now)) > 0 {
@@ -166,6 +170,23 @@ func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 		if !slices.Contains(c.before.Remarks, remark) {
 			fmt.Fprintf(to, "%s  %s  remark %s\n", at, asArgument(c.now.Name), plain(remark))
 		}
+	}
+}
+
+// modeOf describes the mode of an entry and the slots that are taken after the change; "" for an exclusive
+// entry.
+func (c change) modeOf(e stile.Entry) string {
+	limit := c.now.Limit
+	if len(places(c.now)) == 0 { // such a line is not read
+		limit = c.before.Limit
+	}
+	switch slots := e.Mode.Within(limit).Slots(); {
+	case slots > 0:
+		return fmt.Sprintf(" (%d of %d slots)", len(c.now.Holders), slots)
+	case e.Mode == line.Shared:
+		return " (shared)"
+	default:
+		return ""
 	}
 }
 

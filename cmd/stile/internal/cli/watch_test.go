@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
 )
 
 // lineOf is a line of which the first entry holds the lock.
@@ -129,6 +130,42 @@ AT  "a\u202e"  remark stray\nkey
 	odd.Holders[0].Remaining--
 	if b, _ := w.write([]stile.Line{odd}, noon); len(b) > 0 {
 		t.Errorf("though nothing has happened, written:\n%s", b)
+	}
+}
+
+// The number of slots that are taken is that after the change.
+func TestWatch_modes(t *testing.T) {
+	t.Parallel()
+	slot := func(e stile.Entry) stile.Entry { e.Mode = line.Slot(3); return e }
+	sharer := ann()
+	sharer.Mode = line.Shared
+	w := watch{reader: newReader(Stdio{})}
+	both := lineOf("s", slot(ann()), slot(bob()))
+	both.Holders, both.Waiters = append(both.Holders, both.Waiters...), nil
+	limited := lineOf("s", slot(ann()))
+	limited.Limit = 2
+	for _, c := range []struct {
+		read []stile.Line
+		want string
+	}{
+		{[]stile.Line{lineOf("r", sharer), both}, `
+AT  r  holds  token 34816  ann@web-3 pid 812 (deploy.sh) (shared)
+AT  s  holds  token 34816  ann@web-3 pid 812 (deploy.sh) (2 of 3 slots)
+AT  s  holds  token 36864  bob@web-1 pid 99 (deploy.sh) (2 of 3 slots)
+`},
+		{[]stile.Line{lineOf("r", sharer), limited}, `
+AT  s  ended  token 36864  bob@web-1 pid 99 (deploy.sh) (1 of 2 slots)
+AT  s  limit 2 slots, of 3 asked for
+`},
+		{[]stile.Line{lineOf("r", sharer)}, `
+AT  s  ended  token 34816  ann@web-3 pid 812 (deploy.sh) (0 of 2 slots)
+`},
+	} {
+		b, err := w.write(c.read, noon)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectText(t, b, strings.ReplaceAll(c.want, "AT", noon.Local().Format(time.DateTime)))
 	}
 }
 

@@ -113,6 +113,28 @@ func TestRun_lostBeforeStart(t *testing.T) {
 	}
 }
 
+// The lock is lost when the command has ended, and before that is noticed.
+func TestSupervisor_endedAfterLoss(t *testing.T) {
+	sv := newStage(t, stile.MaxTTL, "/bin/sh", "-c", "exit 3")
+	s := supervisor{Job: sv.job}
+	var err error
+	if s.process, err = child.Start(s.Command, s.Signals); err != nil {
+		t.Fatal(err)
+	}
+	<-s.process.Done()
+	if _, err := sv.client.Break(t.Context(), "demo", sv.hold.Token()); err != nil {
+		t.Fatal(err)
+	}
+	<-s.Hold.Lost()
+	if outcome, _ := s.ended(); outcome != Lost {
+		t.Fatalf("got outcome %v, want Lost", outcome)
+	}
+	const want = `lock "demo" was broken, or its lease expired; the command had already ended, with exit code 3`
+	if got := <-sv.messages; got != want {
+		t.Errorf("got message %q, want %q", got, want)
+	}
+}
+
 func TestRun_broken(t *testing.T) {
 	s := newStage(t, stile.MaxTTL, "/bin/sh", "-c", "echo started; exec sleep 1000")
 	started, stdout, err := os.Pipe()
