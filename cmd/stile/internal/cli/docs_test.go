@@ -47,7 +47,7 @@ func TestVerbs_areDocumented(t *testing.T) {
 // exitCodes returns the exit codes in the places of a text that an expression finds.
 func exitCodes(text, places string) (codes []string) {
 	for _, found := range regexp.MustCompile(places).FindAllStringSubmatch(text, -1) {
-		for _, code := range strings.Split(found[1], ", ") {
+		for code := range strings.SplitSeq(found[1], ", ") {
 			if regexp.MustCompile(`^\d+(\+N)?$`).MatchString(code) {
 				codes = append(codes, code)
 			}

@@ -155,7 +155,7 @@ func (e *elect) run(ctx context.Context) error {
 	defer cancel()
 	var storeOutage outage
 	led := false
-	var pauses pauses
+	var next pauses
 	for {
 		l, err := e.acquire(ctx, signals, e.owner)
 		if _, final := errors.AsType[*exit](err); err != nil && (final || !led) {
@@ -166,7 +166,7 @@ func (e *elect) run(ctx context.Context) error {
 		}
 		var pause time.Duration
 		if err != nil {
-			pause = pauses.after(0)
+			pause = next.after(0)
 		} else {
 			led = true
 			began := time.Now()
@@ -174,7 +174,7 @@ func (e *elect) run(ctx context.Context) error {
 			if !again {
 				return err
 			}
-			pause = pauses.after(time.Since(began))
+			pause = next.after(time.Since(began))
 			if !e.quiet {
 				e.stdio.say(fmt.Sprintf("campaigning for %s again in %v", l.what(), pause))
 			}
