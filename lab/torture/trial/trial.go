@@ -135,11 +135,15 @@ func (r *run) run(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return path, errors.Join(r.work(ctx), r.recorder.Close())
+	err = r.work(ctx)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("%w\nThe output of the servers is in %s", err, r.Out), r.cluster.SaveLogs(r.Out))
+	}
+	return path, errors.Join(err, r.recorder.Close())
 }
 
 // cancelOnCrash returns a context that is canceled when a server ends that no fault has killed,
-// since the workers' behavior without it proves nothing. The output of the servers is saved then.
+// since the workers' behavior without it proves nothing.
 func (r *run) cancelOnCrash(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, fail := context.WithCancelCause(ctx)
 	go func() {
@@ -147,7 +151,7 @@ func (r *run) cancelOnCrash(ctx context.Context) (context.Context, context.Cance
 		case err := <-r.cluster.Crashed():
 			summary, _, _ := strings.Cut(err.Error(), ";")
 			r.Status(summary)
-			fail(errors.Join(fmt.Errorf("%w\nThe output of the servers is in %s", err, r.Out), r.cluster.SaveLogs(r.Out)))
+			fail(err)
 		case <-ctx.Done():
 		}
 	}()
