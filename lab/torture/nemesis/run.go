@@ -19,7 +19,8 @@ type Schedule struct {
 	// MeanPause is the average pause before a step, which begins when the last fault has been
 	// healed and a lock has been granted again. Zero or less means a second.
 	MeanPause time.Duration
-	// PriorStrikes is the number of strikes that the history already has.
+	// PriorStrikes is the number of strikes that the history already has. The choices depend on it too, so that
+	// another schedule of the same run makes other choices.
 	PriorStrikes int
 	// Severe makes every fault with a duration of about the TTL last for longer, and every eviction
 	// one of a whole line.
@@ -56,7 +57,7 @@ func (s Schedule) plan(faults int) *plan {
 	if pause <= 0 {
 		pause = time.Second
 	}
-	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), meanPause: pause, faults: faults, lastID: s.PriorStrikes, severe: s.Severe}
+	return &plan{random: rand.New(rand.NewPCG(s.Seed, uint64(s.PriorStrikes))), meanPause: pause, faults: faults, lastID: s.PriorStrikes, severe: s.Severe}
 }
 
 // next returns the next step: one fault with a probability of 70 %, otherwise a pair.

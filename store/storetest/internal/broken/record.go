@@ -141,6 +141,11 @@ func recordBugs() []Bug {
 			Plant:  lateRecord(func(w recordWrite, later []byte) bool { return !w.gone && len(later) > 0 }),
 		},
 		{
+			Name:   "carries out an abandoned write after another holder's",
+			Caught: "record/an abandoned write has no effect after later ones by it and another holder",
+			Plant:  lateRecord(func(w recordWrite, later []byte) bool { return !w.gone && string(later) == "other" }),
+		},
+		{
 			Name:   "carries out an abandoned write after a removal",
 			Caught: "record/an abandoned write has no effect after a later removal",
 			Plant:  lateRecord(func(w recordWrite, later []byte) bool { return !w.gone && len(later) == 0 }),
