@@ -15,9 +15,9 @@ import (
 )
 
 // A server's data can differ from the leader's for good: after a change of the leader a follower may keep
-// ephemeral nodes of transactions that were never committed (ZOOKEEPER-5010). Whoever is connected there
-// would wait for such an entry forever. No read shows that, also after a sync, and nobody can delete the
-// node, because the leader does not have it. So waiting entries ask the leader now and then whether the
+// ephemeral nodes of transactions that were never committed (ZOOKEEPER-5010). A client that is connected
+// there would wait for such an entry forever. No read shows that, not even after a sync, and no client can
+// delete the node, because the leader does not have it. So waiting entries ask the leader now and then whether the
 // entries that they wait for exist. A transaction is evaluated by the leader, and with its reply the
 // server has caught up to it. A server that then still shows an entry that the leader does not have is
 // left for another.

@@ -119,9 +119,8 @@ func (l *logLines) checkLeft(t *testing.T, se store.Session, name string, diverg
 	}
 }
 
-// A follower has kept an ephemeral node that the leader does not have.
+// A follower has kept an ephemeral node that the leader does not have (ZOOKEEPER-5010).
 // Promise: P7
-// Bug: ZOOKEEPER-5010
 func TestWaiter_behindNodeThatLeaderDoesNotHave(t *testing.T) {
 	t.Parallel()
 	for what, tt := range map[string]struct {
@@ -185,9 +184,8 @@ func TestWaiter_allServersDiverged(t *testing.T) {
 	p.admitted(t)
 }
 
-// The attempt that creates an entry is never committed, but one server has kept it.
+// The attempt that creates an entry is never committed, but one server has kept it (ZOOKEEPER-5010).
 // Promise: P1
-// Bug: ZOOKEEPER-5010
 func TestEnqueue_ownNodeThatLeaderDoesNotHave(t *testing.T) {
 	t.Parallel()
 	diverged, healthy := newInterceptor(t, server(t).Endpoint()), newInterceptor(t, server(t).Endpoint())
