@@ -75,6 +75,12 @@
 // read again after a reconnection and every two seconds. At most sixteen reads are in flight at a
 // time in each ZooKeeper session, because confirmations use the same connection.
 //
+// A server may keep ephemeral nodes that the leader does not have (ZOOKEEPER-5010), and no read shows that.
+// So an entry that has waited for 15 seconds asks the leader, by a transaction, whether the entry that it
+// waits for exists, and again every 15 seconds, more rarely in a long line. If the leader does not have the
+// node and the server still shows it, the session goes on at another server, and a warning is logged. An
+// entry that is found after its creation was not answered counts only if the leader has it.
+//
 // # Leaving
 //
 // If a request to delete a node was not answered and the next one finds no node, it is unknown whether

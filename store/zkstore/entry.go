@@ -379,16 +379,26 @@ func (e *entry) check(st stat) error {
 
 // recover looks for the entry's node after an attempt whose outcome is unknown. The connection of
 // that attempt is broken. Before the session reconnected, the server dropped requests that were in
-// transit on it, so a listing after a sync is final.
+// transit on it, so a listing after a sync is final. The leader must have the node too: the attempt may
+// have been part of a transaction that was never committed, and that only this server has kept.
 func (e *entry) recover(ctx context.Context) (found bool, err error) {
 	cs, err := e.session.list(ctx, e.line.dir, true)
-	for _, c := range cs {
-		if c.guid == e.guid {
-			e.node = c
-			return true, err
-		}
+	at := slices.IndexFunc(cs, func(c listedEntry) bool { return c.guid == e.guid })
+	if at < 0 || err != nil {
+		return false, err
 	}
-	return false, err
+	se, path := e.session, join(e.line.dir, cs[at].name)
+	conn := se.client.transport.current()
+	_, err = attempt(ctx, se.client, func(int) (int, error) { return se.client.checkExist([]string{path}) })
+	switch {
+	case errors.Is(err, zk.ErrNoNode): // or another client has removed the entry, and it joins again
+		_, _ = se.leaveIfDiverged(conn, blocker{e.req.Name, path})
+		return false, nil
+	case err != nil && !errors.Is(err, zk.ErrNoAuth):
+		return false, err
+	}
+	e.node = cs[at]
+	return true, nil
 }
 
 // entriesAhead returns the entries ahead, and completes what is known of the entry itself.

@@ -9,7 +9,13 @@ import (
 // SetPatience sets how long calls without a session wait for servers, and the interval at which the
 // store checks for changes without an event. It must be called before the store is used.
 func (s *Store) SetPatience(patience, rarely time.Duration) {
-	s.callTimeout, s.recheckInterval, s.resyncInterval = patience, rarely, rarely
+	s.callTimeout, s.recheckInterval, s.resyncInterval, s.blockerCheckInterval = patience, rarely, rarely, rarely
+}
+
+// SetBlockerChecks sets the intervals at which lines with waiters are read, and at which waiters ask the
+// leader for the entries ahead. It must be called before the store is used.
+func (s *Store) SetBlockerChecks(recheck, check time.Duration) {
+	s.recheckInterval, s.blockerCheckInterval = recheck, check
 }
 
 // SetSessionBytes sets the limit for what the end of one session may write. It must be called

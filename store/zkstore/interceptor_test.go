@@ -57,6 +57,7 @@ type interceptor struct {
 	passwords   map[int64][]byte // by session
 	from        net.IP           // local address of connections to the server; nil for any
 	stalled     chan struct{}    // closed by resume
+	accepted    int              // connections so far
 	request     func(op int32, frame []byte) action
 	// to is the operation that the frame replies to; 0 for the handshake, -1 for an event.
 	reply   func(to int32, frame []byte) action
@@ -98,6 +99,9 @@ func (m *interceptor) acceptAt(l net.Listener) {
 		if err != nil {
 			return
 		}
+		m.mu.Lock()
+		m.accepted++
+		m.mu.Unlock()
 		m.running.Go(func() { m.serve(conn) })
 	}
 }
@@ -146,6 +150,13 @@ func (m *interceptor) connections() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.conns) / 2
+}
+
+// acceptedConnections returns how many connections clients have made so far.
+func (m *interceptor) acceptedConnections() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.accepted
 }
 
 // expire ends a session that was opened through the interceptor, as servers do when its TTL is

@@ -48,6 +48,8 @@ type lineWatch struct {
 	readings   int                 // how many reads have begun
 	limit      int                 // the operator's limit of slots, the last known; zero if there is none
 	limitStale bool                // the limit must be read
+
+	blockersChecked time.Time // when the leader was last asked for the entries ahead, or nothing waited
 }
 
 // join registers an entry that is about to be created. It adds size bytes to the transaction that
@@ -69,7 +71,7 @@ func (se *session) join(e *entry, size int64) error {
 			wakeup: work.NewSignal(),
 			mine:   make(map[*entry]struct{}),
 
-			limitStale: true,
+			limitStale: true, blockersChecked: time.Now(),
 		}
 		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[dir] = w
@@ -454,6 +456,7 @@ func (w *lineWatch) run() {
 				w.stale, w.limitStale = true, true
 				w.mu.Unlock()
 			}
+			w.checkBlockersIfDue(time.Now())
 		case <-w.ctx.Done():
 			return
 		}

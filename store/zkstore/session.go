@@ -42,6 +42,8 @@ type session struct {
 	own            *ownNodes
 	readings, asks chan struct{}
 
+	checkingBlockers atomic.Bool // a check of blockers is running
+
 	// mu is locked before the mutex of a line, and after that of the group.
 	mu      sync.Mutex
 	lines   map[string]*lineWatch // by directory
@@ -49,6 +51,8 @@ type session struct {
 	until   time.Time             // when the session ends if it is not confirmed again
 	expiry  *time.Timer           // calls expire at until
 	over    bool                  // there is nothing to close: it has ended, or ends by itself
+
+	serverLeft time.Time // when a server was last left because its data differs from the leader's
 }
 
 func newSession(g *group) *session {
