@@ -25,9 +25,22 @@ func TestBlockerCheckPause_fewChecksInLongLine(t *testing.T) {
 	}
 }
 
+// With a short TTL the checks are more frequent.
+func TestBlockerCheckInterval_shortTTL(t *testing.T) {
+	se := newWaiting(blockerCheckInterval, time.Now())
+	for ttl, want := range map[time.Duration]time.Duration{
+		2 * time.Second: 4 * time.Second, blockerCheckInterval: blockerCheckInterval, time.Hour: blockerCheckInterval,
+	} {
+		if se.ttl = ttl; se.blockerCheckInterval() != want {
+			t.Errorf("TTL %v: got %v, want %v", ttl, se.blockerCheckInterval(), want)
+		}
+	}
+}
+
 // newWaiting returns a session that waits in lines behind the given numbers of entries, since now.
 func newWaiting(interval time.Duration, now time.Time, ahead ...int) *session {
 	se := newSession(newGroup(&Store{blockerCheckInterval: interval}, store.SessionOptions{}))
+	se.ttl = interval
 	for i, n := range ahead {
 		w := &lineWatch{session: se, name: fmt.Sprint(i), dir: fmt.Sprintf("/%d", i), mine: make(map[*entry]struct{}), blockersChecked: now}
 		e := &entry{session: se, line: w, state: inLine, req: store.Request{Mode: line.Exclusive}, delivery: delivery.New(func(store.Standing) {})}

@@ -17,13 +17,14 @@ import (
 // A server's data can differ from the leader's for good: after a change of the leader a follower may keep
 // ephemeral nodes of transactions that were never committed (ZOOKEEPER-5010). A client that is connected
 // there would wait for such an entry forever. No read shows that, not even after a sync, and no client can
-// delete the node, because the leader does not have it. So waiting entries ask the leader now and then whether the
-// entries that they wait for exist. A transaction is evaluated by the leader, and with its reply the
-// server has caught up to it. A server that then still shows an entry that the leader does not have is
-// left for another.
+// delete the node, because the leader does not have it. So waiting entries ask the leader now and then
+// whether the entries that they wait for exist. A transaction is evaluated by the leader, and with its
+// reply the server has caught up to it. A server that then still shows an entry that the leader does not
+// have is left for another.
 
 const (
-	// blockerCheckInterval is the shortest time between two such questions for one line.
+	// blockerCheckInterval is the shortest time between two such questions for one line, if the TTL is not
+	// less than half of it.
 	blockerCheckInterval = 15 * time.Second
 	// blockersPerInterval slows the questions of entries far from the head of the line, because there
 	// are many of them: with that many entries to wait for, the time is twice the interval.
@@ -37,6 +38,12 @@ const (
 // a thousand waiters.
 func blockerCheckPause(interval time.Duration, blockers int) time.Duration {
 	return interval + interval*time.Duration(blockers)/blockersPerInterval
+}
+
+// blockerCheckInterval returns the shortest time between two checks. A short TTL means that locks must be free
+// soon after a failure.
+func (se *session) blockerCheckInterval() time.Duration {
+	return min(se.store.blockerCheckInterval, 2*se.ttl)
 }
 
 // A blocker is an entry that another entry waits for.
@@ -70,7 +77,7 @@ func (w *lineWatch) blockerCheckDueLocked(now time.Time, share float64) bool {
 		w.blockersChecked = now
 		return false
 	}
-	pause := blockerCheckPause(w.session.store.blockerCheckInterval, e.blocking())
+	pause := blockerCheckPause(w.session.blockerCheckInterval(), e.blocking())
 	return now.Sub(w.blockersChecked) >= time.Duration(share*float64(pause))
 }
 
@@ -135,7 +142,7 @@ func (e *entry) decisive() []listedEntry {
 // not. A reply that is not a verdict on an entry, as a lost connection or an ACL, changes nothing.
 func (se *session) checkBlockers(bs []blocker) {
 	se.mu.Lock()
-	early := !se.serverLeft.IsZero() && time.Since(se.serverLeft) < se.store.blockerCheckInterval
+	early := !se.serverLeft.IsZero() && time.Since(se.serverLeft) < se.blockerCheckInterval()
 	se.mu.Unlock()
 	if early { // the next server shows it too, or there is only one
 		return

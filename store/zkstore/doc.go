@@ -76,8 +76,9 @@
 // time in each ZooKeeper session, because confirmations use the same connection.
 //
 // A server may keep ephemeral nodes that the leader does not have (ZOOKEEPER-5010), and no read shows that.
-// So an entry that has waited for 15 seconds asks the leader, by a transaction, whether the entry that it
-// waits for exists, and again every 15 seconds, more rarely in a long line. If the leader does not have the
+// So an entry that has waited for about 15 seconds, or two TTLs if that is less, asks the leader, by a
+// transaction, whether the entry that it waits for exists. It asks again in such intervals, and more rarely in
+// a long line. If the leader does not have the
 // node and the server still shows it, the session goes on at another server, and a warning is logged. An
 // entry that is found after its creation was not answered counts only if the leader has it.
 //
