@@ -134,6 +134,20 @@ func (o *redisServers) evictOne(ctx context.Context, lock string) (Eviction, err
 	return e, nil
 }
 
+// Length counts the entries of Stile's own keys, with those whose leases have ended since the line changed
+// last.
+func (o *redisServers) Length(ctx context.Context, lock string) (int, error) {
+	if len(o.clients) > 1 {
+		return 0, nil
+	}
+	var holders, waiters *redis.IntCmd
+	_, err := o.clients[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
+		holders, waiters = p.ZCard(ctx, "{"+lock+"}//h"), p.ZCard(ctx, "{"+lock+"}//q")
+		return nil
+	})
+	return int(holders.Val() + waiters.Val()), err
+}
+
 // Compact does nothing: Redis keeps no past revisions.
 func (o *redisServers) Compact(context.Context) error { return nil }
 

@@ -152,6 +152,15 @@ func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, e
 	return Eviction{What: fmt.Sprintf("delete /%s/%s: %d", lock, entries[0], len(entries)), Took: took}, nil
 }
 
+// Length also counts the directory of claims, if there is one.
+func (o *zookeeper) Length(_ context.Context, lock string) (int, error) {
+	there, stat, err := o.conn.Exists("/" + lock)
+	if err != nil || !there {
+		return 0, err
+	}
+	return int(stat.NumChildren), nil
+}
+
 // children returns the children of a directory, none if it does not exist.
 func (o *zookeeper) children(dir string) ([]string, error) {
 	children, _, err := o.conn.Children(dir)

@@ -22,7 +22,8 @@ type worker struct {
 	config        Config
 	sender        *history.Sender
 	resource      *resource.Client // nil for Final
-	locker        locker.Locker    // nil for Command and Once, or if ctx ended while connecting
+	locker        locker.Locker    // nil for Command, Once and Crowd, or if ctx ended while connecting
+	crowd         *crowd           // nil for all but Crowd
 	locks         []string
 	calls         atomic.Uint64 // the number of calls, for the names of grants
 	finalsStarted atomic.Uint64 // the number of locks that Final has started on
@@ -41,13 +42,16 @@ func (w *worker) run(ctx context.Context, p plan) error {
 	}
 	before := w.census()
 	w.say(history.Event{Census: &before})
-	if !RunsStile(w.config.Workload) {
+	if !RunsStile(w.config.Workload) && w.crowd == nil {
 		if err := w.connect(ctx); err != nil {
 			return err
 		}
 	}
 	err := w.work(ctx, p)
 	w.close()
+	if w.crowd != nil {
+		w.crowd.close()
+	}
 	after := w.censusAfter(before)
 	w.say(history.Event{Census: &after})
 	return err
@@ -85,18 +89,23 @@ const connectTimeout = 2 * time.Minute
 
 // connect opens the locker. It retries while the servers cannot be reached. If ctx ends first, it
 // opens none and returns nil.
-func (w *worker) connect(ctx context.Context) error {
+func (w *worker) connect(ctx context.Context) (err error) {
+	w.locker, err = w.open(ctx, w.config.Locker)
+	return err
+}
+
+// open opens a locker as connect does.
+func (w *worker) open(ctx context.Context, c locker.Config) (locker.Locker, error) {
 	for began := time.Now(); ctx.Err() == nil; sleep(ctx, 100*time.Millisecond) {
-		l, err := locker.Open(ctx, w.config.Locker, w.config.Worker)
+		l, err := locker.Open(ctx, c, w.config.Worker)
 		if err == nil {
-			w.locker = l
-			return nil
+			return l, nil
 		}
 		if time.Since(began) > connectTimeout {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // close closes the locker. If its servers cannot be reached, the TTL ends its session.
@@ -117,10 +126,15 @@ func (w *worker) closeWith(closeLocker func(context.Context)) {
 	if w.locker == nil {
 		return
 	}
+	w.withinTTL(closeLocker)
+	w.locker = nil
+}
+
+// withinTTL calls a function with the TTL as a timeout.
+func (w *worker) withinTTL(f func(context.Context)) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.config.Locker.TTL)
 	defer cancel()
-	closeLocker(ctx)
-	w.locker = nil
+	f(ctx)
 }
 
 // newRand returns the random numbers of one sequence. They depend on the seed, the worker's name
