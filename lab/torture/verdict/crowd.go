@@ -64,7 +64,7 @@ func crowdOf(waits []*Wait, end int64) int {
 			changes = append(changes, change{w.Call, 1}, change{w.returnOr(end), -1})
 		}
 	}
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), b.by-a.by) })
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), a.by-b.by) })
 	n, most := 0, 0
 	for _, c := range changes {
 		n += c.by

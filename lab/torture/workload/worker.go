@@ -167,6 +167,9 @@ func (w *worker) censusAfter(before history.Census) history.Census {
 		c.Phase = "end"
 		settled := c.Goroutines <= before.Goroutines && c.Descriptors <= before.Descriptors
 		if settled || time.Since(began) > w.config.settleTimeout() {
+			if !settled {
+				describeDescriptors(w.config.Worker)
+			}
 			return c
 		}
 	}
