@@ -47,8 +47,8 @@ type Locker interface {
 // Abandoner is a Locker that can be left as a crashing process would leave it.
 type Abandoner interface {
 	// Abandon closes the connections without notifying the servers: locks stay held until their TTL
-	// has passed. On ZooKeeper, where sessions have connections of their own, it does the same as
-	// Close.
+	// has passed. On ZooKeeper, where sessions have connections of their own, and on Redis it does the
+	// same as Close.
 	Abandon(ctx context.Context)
 }
 

@@ -94,9 +94,11 @@ func (l *stileLocker) Close(ctx context.Context) error {
 }
 
 // Abandon closes the connections first. Then closing the client ends its goroutines, and its last
-// requests reach no server. Connections of another locker stay open, and Abandon is like Close.
+// requests reach no server. Connections of another locker stay open, and Abandon is like Close. So it is
+// on Redis, whose client leaks a connection that it is making when it is closed; Stile prevents that only
+// if its own client is closed first.
 func (l *stileLocker) Abandon(ctx context.Context) {
-	if l.borrowed {
+	if l.borrowed || l.conn.Store.Capabilities().Kind == "redis" {
 		_ = l.Close(ctx)
 		return
 	}

@@ -20,7 +20,13 @@ type redisServers struct {
 	token   func(uint64) uint64
 }
 
+// silent is a logger of the Redis client that logs nothing.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
 func openRedis(addrs []string, prefix string, token func(uint64) uint64) *redisServers {
+	redis.SetLogger(silent{}) // it would report every outage
 	o := &redisServers{prefix: prefix, token: token}
 	for _, addr := range addrs {
 		o.clients = append(o.clients, redis.NewClient(&redis.Options{

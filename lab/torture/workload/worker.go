@@ -7,7 +7,9 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,10 +170,28 @@ func (w *worker) censusAfter(before history.Census) history.Census {
 		settled := c.Goroutines <= before.Goroutines && c.Descriptors <= before.Descriptors
 		if settled || time.Since(began) > w.config.settleTimeout() {
 			if !settled {
-				describeDescriptors(w.config.Worker)
+				w.printDescriptors()
 			}
 			return c
 		}
+	}
+}
+
+// printDescriptors prints what is open to the standard error, so that a leak can be followed to its cause.
+// A TCP connection is shown as a line of /proc/net/tcp.
+func (w *worker) printDescriptors() {
+	const dir = "/proc/self/fd"
+	open, _ := os.ReadDir(dir)
+	connections, _ := os.ReadFile("/proc/self/net/tcp")
+	for _, fd := range open {
+		link, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+		inode := " " + strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]") + " "
+		for line := range strings.Lines(string(connections)) {
+			if strings.Contains(line, inode) {
+				link += ": " + strings.TrimSpace(line)
+			}
+		}
+		fmt.Fprintf(os.Stderr, "%s has descriptor %s: %s\n", w.config.Worker, fd.Name(), link)
 	}
 }
 
