@@ -113,6 +113,59 @@ func TestWaiterForgotten_crowd(t *testing.T) {
 	s = forgottenInCrowd(t, 100, 100)
 	s.evicts(8000, 8001, 20) // only the holder's entry
 	s.judge(RuleForgotten)
+	s = forgottenInCrowd(t, 100, 100)
+	s.evicts(35_000, 35_001, 20, 21) // too late
+	s.judge(RuleForgotten)
+}
+
+// Calls that were made before a waiter's last arrival may be ahead of it.
+func TestWaiterForgotten_aheadAfterArrival(t *testing.T) {
+	for opened, forgotten := range map[int64]bool{2900: true, 3800: false} {
+		s := newScenario(t)
+		s.calls("w1#0", "w1.0", 3000)
+		s.opens("w1#0", opened)
+		const ahead, served = 60, 100
+		at := int64(4000)
+		for i := range int64(served) {
+			call := at
+			if i < ahead {
+				call = 3001 + i
+			}
+			s.hold("w2", uint64(100+i), call, at+1, at+40)
+			s.Events[len(s.Events)-3].Asked.Client = "w2#0"
+			at += 300
+		}
+		s.givesUp("w1#0", "w1.0", 3000, at+1)
+		s.fault(1, "reset", "all", "", 3000, at)
+		if forgotten {
+			s.judge(RuleForgotten)
+		} else {
+			s.judge()
+		}
+	}
+}
+
+// Only a holder that is stopped or killed leaves a crowd behind it.
+func TestReached_crowdBehind(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault, on string
+		reached   bool
+	}{
+		"paused":          {"holder-pause", "w1", true},
+		"killed":          {"holder-kill", "w1", true},
+		"cut off":         {"holder-cut", "w1", false},
+		"another, killed": {"holder-kill", "w3", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScenario(t)
+			s.line("w2", crowdBehind, 300)
+			s.acquires("w1", 20, 300, 301)
+			s.fault(1, c.fault, c.on, "holder", 700, 701)
+			if got := timesReached(s, ReachCrowdBehind) > 0; got != c.reached {
+				t.Errorf("got reached: %v, want %v", got, c.reached)
+			}
+		})
+	}
 }
 
 // crowdOf counts calls that wait at the same time, not one after another.
