@@ -296,7 +296,11 @@ func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 		if len(missing) > 0 {
 			r.Status("not reached yet: " + strings.Join(missing, "; "))
 		}
-		runFaults(busyMargin/12, left, true)
+		round := busyMargin / 12
+		if len(left) > 0 {
+			round = max(round, 3*r.TTL) // a fault of up to 2.5 TTLs, and the pause before it
+		}
+		runFaults(round, left, true)
 		if len(left) == 0 && r.tracker.grantCount() == before {
 			return // more time would not help
 		}
