@@ -77,6 +77,9 @@ type Event struct {
 	Downgrade *Downgrade `json:"downgrade,omitempty"`
 	End       *End       `json:"end,omitempty"`
 	Observed  *Observed  `json:"observed,omitempty"`
+	Opened    *Opened    `json:"opened,omitempty"`
+	Line      *Line      `json:"line,omitempty"`
+	Stopping  *Stopping  `json:"stopping,omitempty"`
 	Once      *Once      `json:"once,omitempty"`
 	Write     *Write     `json:"write,omitempty"`
 	Fault     *Fault     `json:"fault,omitempty"`
@@ -118,9 +121,10 @@ const ExitHung = "did not end when asked to"
 type Asked struct {
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
-	// Mode and Set are those of the Acquire.
-	Mode Mode   `json:"mode,omitempty"`
-	Set  string `json:"set,omitempty"`
+	// Mode, Set and Client are those of the Acquire.
+	Mode   Mode   `json:"mode,omitempty"`
+	Set    string `json:"set,omitempty"`
+	Client string `json:"client,omitempty"`
 }
 
 // Mode is how a lock is held: the text of a mode of Stile's package line. The empty Mode is
@@ -173,6 +177,9 @@ type Acquire struct {
 	// Set is the name of the call if it asked for several locks at once. There is one Acquire, and
 	// one Asked, with a grant of its own, for each of its locks.
 	Set string `json:"set,omitempty"`
+	// Client names the client that the call was made with, if its worker has several. Calls of one
+	// client queue in its process, and only the first of them has an entry in the store.
+	Client string `json:"client,omitempty"`
 	// Yielded is the grant of the hold that was yielded for this one: its holder got in line again
 	// in the step of the store that ended it. Its End is recorded too.
 	Yielded string `json:"yielded,omitempty"`
@@ -197,6 +204,22 @@ type Observed struct {
 	Token uint64 `json:"token,omitempty"`
 	Value string `json:"value,omitempty"`
 }
+
+// Opened says that a client has opened a session. Its calls that wait join the line at its end, also
+// those that had joined it with an earlier session.
+type Opened struct {
+	// Client is that of the Acquire.
+	Client string `json:"client"`
+}
+
+// Line says how long the line of a lock was in the store's own data: holders and waiters.
+type Line struct {
+	Lock   string `json:"lock"`
+	Length int    `json:"length"`
+}
+
+// Stopping says that all faults have been healed, and that the harness now asks the workers to end.
+type Stopping struct{}
 
 // Once says that a call of `stile once` has ended.
 type Once struct {

@@ -47,8 +47,8 @@ type Locker interface {
 // Abandoner is a Locker that can be left as a crashing process would leave it.
 type Abandoner interface {
 	// Abandon closes the connections without notifying the servers: locks stay held until their TTL
-	// has passed. On ZooKeeper, where sessions have connections of their own, it does the same as
-	// Close.
+	// has passed. On ZooKeeper, where sessions have connections of their own, and on Redis it does the
+	// same as Close.
 	Abandon(ctx context.Context)
 }
 
@@ -91,6 +91,8 @@ type Config struct {
 	// request after 20 ms, which a busy machine may need. Then it waits, forever, for a
 	// notification about a lock that is free. That is not what the tests are about.
 	Patient bool `json:"patient,omitempty"`
+	// OnSession, if not nil, is called when the client has opened a session. Only Stile calls it.
+	OnSession func() `json:"-"`
 }
 
 type opener func(ctx context.Context, c Config, worker string) (Locker, error)
@@ -129,6 +131,16 @@ func Open(ctx context.Context, c Config, worker string) (Locker, error) {
 		return nil, fmt.Errorf("%s: %w", c.Kind, err)
 	}
 	return l, nil
+}
+
+// Share returns another locker, with a session of its own, on the connections of l. Close it before l,
+// which closes the connections. Only Stile's lockers can be shared.
+func Share(l Locker, c Config, worker string) (Locker, error) {
+	s, ok := l.(*stileLocker)
+	if !ok {
+		return nil, errors.New("only stile can share its connections")
+	}
+	return s.share(c, worker)
 }
 
 // unknownOutcome wraps an error of a library so that it matches ErrUnknownOutcome.

@@ -444,3 +444,41 @@ func TestOpen_serverDown(t *testing.T) {
 		})
 	}
 }
+
+// Two lockers on the same connections have sessions of their own: they exclude each other, and closing
+// one leaves the other one's hold.
+func TestShare(t *testing.T) {
+	server := testservers.StartRedis(t)
+	sessions := make(chan struct{}, 10)
+	c := locker.Config{Kind: "stile", URL: "redis://" + server.Addr(), TTL: time.Minute, OnSession: func() { sessions <- struct{}{} }}
+	a, err := locker.Open(t.Context(), c, "w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := locker.Share(a, c, "w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := a.Lock(t.Context(), "shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.TryLock(t.Context(), "shared"); !errors.Is(err, locker.ErrTaken) {
+		t.Errorf("got error %v, want ErrTaken", err)
+	}
+	for range 2 {
+		<-sessions
+	}
+	if err := b.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := h.Release(t.Context()); err != nil {
+		t.Errorf("release after the other locker was closed: %v", err)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := locker.Share(nil, c, "w1"); err == nil {
+		t.Error("got no error for a locker that is not Stile's")
+	}
+}

@@ -14,8 +14,9 @@ import (
 
 // stileLocker is Stile. After any error of its Lock, nothing is held.
 type stileLocker struct {
-	conn   *storeurl.Conn
-	client *stile.Client
+	conn     *storeurl.Conn
+	client   *stile.Client
+	borrowed bool // the connections are those of another locker
 }
 
 func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
@@ -23,13 +24,29 @@ func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	owner := stile.DefaultOwner()
-	owner.Labels = map[string]string{"worker": worker}
-	client, err := stile.New(conn.Store, &stile.Options{TTL: c.TTL, Owner: owner})
+	client, err := newClient(conn, c, worker)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &stileLocker{conn, client}, nil
+	return &stileLocker{conn: conn, client: client}, nil
+}
+
+func newClient(conn *storeurl.Conn, c Config, worker string) (*stile.Client, error) {
+	owner := stile.DefaultOwner()
+	owner.Labels = map[string]string{"worker": worker}
+	opts := &stile.Options{TTL: c.TTL, Owner: owner}
+	if c.OnSession != nil {
+		opts.Hooks.SessionOpened = func(stile.SessionEvent) { c.OnSession() }
+	}
+	return stile.New(conn.Store, opts)
+}
+
+func (l *stileLocker) share(c Config, worker string) (Locker, error) {
+	client, err := newClient(l.conn, c, worker)
+	if err != nil {
+		return nil, err
+	}
+	return &stileLocker{conn: l.conn, client: client, borrowed: true}, nil
 }
 
 // ClientOf returns the client of a Locker that is Stile's, and what its store can do; nil for the
@@ -69,12 +86,22 @@ func (l *stileLocker) TryLock(ctx context.Context, name string) (Hold, error) {
 }
 
 func (l *stileLocker) Close(ctx context.Context) error {
-	return errors.Join(l.client.Close(ctx), l.conn.Close())
+	err := l.client.Close(ctx)
+	if !l.borrowed {
+		err = errors.Join(err, l.conn.Close())
+	}
+	return err
 }
 
 // Abandon closes the connections first. Then closing the client ends its goroutines, and its last
-// requests reach no server.
+// requests reach no server. Connections of another locker stay open, and Abandon is like Close. So it is
+// on Redis, whose client leaks a connection that it is making when it is closed; Stile prevents that only
+// if its own client is closed first.
 func (l *stileLocker) Abandon(ctx context.Context) {
+	if l.borrowed || l.conn.Store.Capabilities().Kind == "redis" {
+		_ = l.Close(ctx)
+		return
+	}
 	_ = l.conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()

@@ -408,5 +408,16 @@ func All() []Mutant {
 			Cluster: "etcd", Workload: "once", Faults: "none",
 			CaughtBy: []string{verdict.RuleSucceededTwice},
 		},
+		{
+			Name:   "far-waiter-stays-far",
+			Breaks: "a waiter far back in the line watches the line itself when it has moved up: here the departure of the entry that it follows is lost",
+			Edits: []Edit{{
+				"store/etcdstore/far.go",
+				"if left = len(resp.Events) > 0; left {",
+				"if left = len(resp.Events) > 0 && false; left {",
+			}},
+			Cluster: "etcd", Workload: "crowd", Faults: "none",
+			CaughtBy: []string{verdict.RuleStranded},
+		},
 	}
 }

@@ -117,6 +117,14 @@ func (o *etcd) Evict(ctx context.Context, lock string, all bool) (Eviction, erro
 	return Eviction{What: fmt.Sprintf("etcdctl del %s: %d", key, len(took)), Took: took}, nil
 }
 
+func (o *etcd) Length(ctx context.Context, lock string) (int, error) {
+	counted, err := o.Get(ctx, lock+"/", clientv3.WithPrefix(), clientv3.WithCountOnly(), clientv3.WithSerializable())
+	if err != nil {
+		return 0, err
+	}
+	return int(counted.Count), nil
+}
+
 func (o *etcd) Compact(ctx context.Context) error {
 	now, err := o.Get(ctx, o.prefix)
 	if err == nil {

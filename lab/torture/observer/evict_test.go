@@ -111,3 +111,47 @@ func TestEvict_returnsTokens(t *testing.T) {
 		})
 	}
 }
+
+// Length counts holders and waiters on every store that has lines.
+func TestLength(t *testing.T) {
+	etcd, zk, redis := testservers.StartEtcd(t), testservers.StartZooKeeper(t), testservers.StartRedis(t)
+	for kind, addr := range map[string]string{"etcd": etcd.Endpoint(), "zk": zk.Endpoint(), "redis": redis.Addr()} {
+		t.Run(kind, func(t *testing.T) {
+			const name = "torture/length"
+			s := newFixture(t, kind, kind+"://"+addr, addr)
+			if n, err := s.obs.Length(s.ctx, name); n != 0 || err != nil {
+				t.Errorf("empty line: got length %d and error %v, want 0", n, err)
+			}
+			h, err := s.open().Lock(s.ctx, name)
+			must(t, err)
+			ctx, cancel := context.WithCancel(s.ctx)
+			var waiters sync.WaitGroup
+			for range 2 {
+				l := s.open()
+				waiters.Go(func() { _, _ = l.Lock(ctx, name) })
+			}
+			s.awaitLength(name, 3)
+			cancel()
+			waiters.Wait()
+			s.awaitLength(name, 1)
+			must(t, h.Release(s.ctx))
+			s.awaitLength(name, 0)
+		})
+	}
+}
+
+func (s *fixture) awaitLength(name string, want int) {
+	s.t.Helper()
+	for {
+		n, err := s.obs.Length(s.ctx, name)
+		must(s.t, err)
+		if n == want {
+			return
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-s.ctx.Done():
+			s.t.Fatalf("got a line of %d, want %d", n, want)
+		}
+	}
+}

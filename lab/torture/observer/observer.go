@@ -26,6 +26,10 @@ type Observer interface {
 	// is empty or changes meanwhile, Evict deletes nothing.
 	Evict(ctx context.Context, lock string, all bool) (Eviction, error)
 
+	// Length returns how many entries the line of lock has: holders and waiters. It is zero on Redlock,
+	// which has no line.
+	Length(ctx context.Context, lock string) (int, error)
+
 	// Compact discards the store's history of past revisions, if the store keeps one.
 	Compact(ctx context.Context) error
 

@@ -20,7 +20,13 @@ type redisServers struct {
 	token   func(uint64) uint64
 }
 
+// silent is a logger of the Redis client that logs nothing.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
 func openRedis(addrs []string, prefix string, token func(uint64) uint64) *redisServers {
+	redis.SetLogger(silent{}) // it would report every outage
 	o := &redisServers{prefix: prefix, token: token}
 	for _, addr := range addrs {
 		o.clients = append(o.clients, redis.NewClient(&redis.Options{
@@ -132,6 +138,20 @@ func (o *redisServers) evictOne(ctx context.Context, lock string) (Eviction, err
 		e.Took = append(e.Took, o.token(uint64(holder.Score)))
 	}
 	return e, nil
+}
+
+// Length counts the entries of Stile's own keys, with those whose leases have ended since the line changed
+// last.
+func (o *redisServers) Length(ctx context.Context, lock string) (int, error) {
+	if len(o.clients) > 1 {
+		return 0, nil
+	}
+	var holders, waiters *redis.IntCmd
+	_, err := o.clients[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
+		holders, waiters = p.ZCard(ctx, "{"+lock+"}//h"), p.ZCard(ctx, "{"+lock+"}//q")
+		return nil
+	})
+	return int(holders.Val() + waiters.Val()), err
 }
 
 // Compact does nothing: Redis keeps no past revisions.

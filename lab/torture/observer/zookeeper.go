@@ -18,6 +18,7 @@ type zookeeper struct {
 	conn  *zk.Conn
 	dir   string // the parent of all locks, "/torture"
 	token func(uint64) uint64
+	known sync.Map // the tokens of the entries that Follow has seen and that have not left, by their paths
 }
 
 // discardLogger is a logger that discards everything.
@@ -27,7 +28,7 @@ func (discardLogger) Printf(string, ...any) {}
 
 func openZooKeeper(addrs []string, prefix string, token func(uint64) uint64) (*zookeeper, error) {
 	conn, _, err := zk.Connect(addrs, 10*time.Second, zk.WithLogger(discardLogger{}))
-	return &zookeeper{conn, "/" + strings.TrimSuffix(prefix, "/"), token}, err
+	return &zookeeper{conn: conn, dir: "/" + strings.TrimSuffix(prefix, "/"), token: token}, err
 }
 
 // Follow follows the children of the locks' directories. An entry that appears and disappears
@@ -73,12 +74,14 @@ func (o *zookeeper) entries(ctx context.Context, lock string, emit func(history.
 			}
 			if ok, stat, err := o.conn.Exists(o.dir + "/" + lock + "/" + child); ok && err == nil {
 				tokens[child] = o.token(uint64(stat.Czxid))
+				o.known.Store("/"+name+"/"+child, tokens[child])
 				emit(history.Entry{Lock: name, Key: child, Token: tokens[child]})
 			}
 		}
 		for child, token := range tokens {
 			if !slices.Contains(children, child) {
 				delete(tokens, child)
+				o.known.Delete("/" + name + "/" + child)
 				emit(history.Entry{Lock: name, Key: child, Token: token, Gone: true})
 			}
 		}
@@ -135,11 +138,11 @@ func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, e
 	var ops []any
 	for _, entry := range entries {
 		path := "/" + lock + "/" + entry
-		there, stat, err := o.conn.Exists(path)
-		if err != nil || !there {
+		token, err := o.tokenOf(path)
+		if err != nil || token == 0 {
 			return Eviction{}, err
 		}
-		took = append(took, o.token(uint64(stat.Czxid)))
+		took = append(took, token)
 		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
 	_, err = o.conn.Multi(ops...)
@@ -150,6 +153,28 @@ func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, e
 		return Eviction{Took: took}, err
 	}
 	return Eviction{What: fmt.Sprintf("delete /%s/%s: %d", lock, entries[0], len(entries)), Took: took}, nil
+}
+
+// tokenOf returns the token of an entry; zero if it does not exist, unless Follow has seen it. A long line
+// would change while all of its entries are read.
+func (o *zookeeper) tokenOf(path string) (uint64, error) {
+	if token, ok := o.known.Load(path); ok {
+		return token.(uint64), nil
+	}
+	there, stat, err := o.conn.Exists(path)
+	if err != nil || !there {
+		return 0, err
+	}
+	return o.token(uint64(stat.Czxid)), nil
+}
+
+// Length also counts the directory of claims, if there is one.
+func (o *zookeeper) Length(_ context.Context, lock string) (int, error) {
+	there, stat, err := o.conn.Exists("/" + lock)
+	if err != nil || !there {
+		return 0, err
+	}
+	return int(stat.NumChildren), nil
 }
 
 // children returns the children of a directory, none if it does not exist.

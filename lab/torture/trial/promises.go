@@ -35,6 +35,8 @@ func promised(load, cluster string, faults []nemesis.Fault) []string {
 	case workload.Sets:
 		add(true, verdict.ReachExclusive, verdict.ReachTwoLocks, verdict.ReachThreeLocks, verdict.ReachSetWaited)
 		add(!redlock, verdict.ReachReader)
+	case workload.Crowd:
+		add(true, verdict.ReachLongLine, verdict.ReachMiddle, verdict.ReachServed)
 	case workload.Once:
 		add(true, verdict.ReachRecorded, verdict.ReachSkipped)
 	}
@@ -42,6 +44,8 @@ func promised(load, cluster string, faults []nemesis.Fault) []string {
 		for _, name := range reachedBy(f.Name) {
 			switch {
 			case slices.Contains(all, name):
+			case name == verdict.ReachCrowdBehind, name == verdict.ReachFaultHandOver:
+				add(load == workload.Crowd, name)
 			case name != verdict.ReachSetLost:
 				add(true, name)
 			case load == workload.Sets: // on other stores than etcd and ZooKeeper waiters have no entry that an eviction deletes
@@ -56,13 +60,15 @@ func promised(load, cluster string, faults []nemesis.Fault) []string {
 func reachedBy(fault string) []string {
 	switch {
 	case fault == "holder-pause":
-		return []string{verdict.ReachPaused}
+		return []string{verdict.ReachPaused, verdict.ReachCrowdBehind, verdict.ReachFaultHandOver}
 	case fault == "holder-kill":
-		return []string{verdict.ReachKilled}
+		return []string{verdict.ReachKilled, verdict.ReachCrowdBehind}
 	case fault == history.Evict:
 		return []string{verdict.ReachEvicted, verdict.ReachSetLost}
 	case strings.HasPrefix(fault, "leader-"):
 		return []string{verdict.ReachLeaderChanged}
+	case fault == "holder-cut", fault == "holder-deaf", fault == "slow-net":
+		return []string{verdict.ReachFaultHandOver}
 	default:
 		return nil
 	}
@@ -90,7 +96,8 @@ func (p *progress) add(e history.Event) {
 	p.events = append(p.events, e)
 }
 
-// missing returns what the run promises and has not reached.
+// missing returns what the run promises and has not reached, except for what it can reach only at its
+// end.
 func (p *progress) missing() []string {
 	p.mu.Lock()
 	events := slices.Clone(p.events)
@@ -98,6 +105,6 @@ func (p *progress) missing() []string {
 	slices.SortStableFunc(events, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	reached := verdict.Reached(&history.History{Run: p.run, Events: events})
 	return slices.DeleteFunc(slices.Clone(p.run.Promised), func(name string) bool {
-		return slices.ContainsFunc(reached, func(r verdict.Reach) bool { return r.Name == name && r.Times > 0 })
+		return name == verdict.ReachServed || slices.ContainsFunc(reached, func(r verdict.Reach) bool { return r.Name == name && r.Times > 0 })
 	})
 }

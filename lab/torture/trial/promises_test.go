@@ -29,6 +29,11 @@ func TestPromised(t *testing.T) {
 		{workload.Semaphore, "zk3", "leader-kill,leader-pause,holder-kill", []string{
 			verdict.ReachSlot, verdict.ReachNumber, verdict.ReachFull, verdict.ReachLeaderChanged, verdict.ReachKilled,
 		}},
+		{workload.Crowd, "redis", "none", []string{verdict.ReachLongLine, verdict.ReachMiddle, verdict.ReachServed}},
+		{workload.Crowd, "etcd3", "holder-kill,slow-net,compact", []string{
+			verdict.ReachLongLine, verdict.ReachMiddle, verdict.ReachServed, verdict.ReachKilled, verdict.ReachCrowdBehind, verdict.ReachFaultHandOver,
+		}},
+		{workload.Hot, "etcd3", "holder-kill,slow-net", []string{verdict.ReachKilled}},
 		{workload.ReadWrite, "zk3", "none", []string{
 			verdict.ReachExclusive, verdict.ReachReader, verdict.ReachReaders, verdict.ReachWriterWaited, verdict.ReachYield,
 		}},
@@ -78,6 +83,14 @@ func TestProgress_missing(t *testing.T) {
 	p.add(history.Event{At: 7, Acquire: &history.Acquire{Grant: "h", Mode: history.Shared, Outcome: history.OK, Return: 7}})
 	if got := p.missing(); len(got) != 0 {
 		t.Errorf("got %q missing, want none", got)
+	}
+}
+
+// What can be reached only at the end is not waited for.
+func TestProgress_missingAtEnd(t *testing.T) {
+	p := &progress{run: history.Run{TTL: 1, Promised: []string{verdict.ReachServed}}}
+	if got := p.missing(); len(got) != 0 {
+		t.Errorf("got %q missing, want none before the end", got)
 	}
 }
 

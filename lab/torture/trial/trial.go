@@ -175,6 +175,11 @@ func (r *run) work(ctx context.Context) error {
 		})
 	}()
 	defer func() { stopFollowing(); <-followed }()
+	if r.Workload == workload.Crowd {
+		measured := make(chan struct{})
+		go func() { defer close(measured); r.measureLines(followCtx) }()
+		defer func() { stopFollowing(); <-measured }()
+	}
 
 	nodes, err := r.nodes()
 	if err != nil {
@@ -188,22 +193,49 @@ func (r *run) work(ctx context.Context) error {
 	}
 	r.injectFaults(ctx, workers)
 	r.Status("stopping the workers")
+	r.recorder.Add(history.Event{At: history.Now(), Stopping: &history.Stopping{}})
 	if err := errors.Join(workers.stopAll(), context.Cause(ctx)); err != nil {
 		return err
 	}
 	return r.inspect(ctx, nodes[0])
 }
 
+// measureLines records the lengths of the lines five times a second, except while the store cannot be
+// read.
+func (r *run) measureLines(ctx context.Context) {
+	ticks := time.NewTicker(time.Second / 5)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+		for _, lock := range workload.Locks(r.Workload, prefix) {
+			readCtx, cancel := context.WithTimeout(ctx, r.TTL)
+			n, err := r.observer.Length(readCtx, lock)
+			cancel()
+			if err == nil {
+				r.recorder.Add(history.Event{At: history.Now(), Line: &history.Line{Lock: lock, Length: n}})
+			}
+		}
+	}
+}
+
 // busyMargin is added to timeouts, for busy machines.
 const busyMargin = time.Minute
 
-// maxHoldTime returns the longest time for which the workload intends to hold a lock, zero if that
-// is short.
+// maxHoldTime returns the longest time for which the workload intends to hold a lock, or to wait for it at
+// the end; zero if that is short.
 func (r *run) maxHoldTime() time.Duration {
-	if r.Workload == workload.Long {
+	switch r.Workload {
+	case workload.Long:
 		return 6 * r.TTL
+	case workload.Crowd: // its callers wait until they have had the lock
+		return 10 * r.TTL
+	default:
+		return 0
 	}
-	return 0
 }
 
 // nodes creates a node for each worker.
@@ -268,7 +300,11 @@ func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 		if len(missing) > 0 {
 			r.Status("not reached yet: " + strings.Join(missing, "; "))
 		}
-		runFaults(busyMargin/12, left, true)
+		round := busyMargin / 12
+		if len(left) > 0 {
+			round = max(round, 3*r.TTL) // a fault of up to 2.5 TTLs, and the pause before it
+		}
+		runFaults(round, left, true)
 		if len(left) == 0 && r.tracker.grantCount() == before {
 			return // more time would not help
 		}

@@ -65,8 +65,9 @@ func (h *Hold) exclusiveEnd() int64 {
 type Wait struct {
 	Lock, Grant, Worker string
 	Mode                history.Mode
-	Set                 string
+	Set, Client         string
 	Call, Return        int64 // Return is zero if the call never returned
+	Arrived             int64 // when it last joined the line at its end: see setArrivals
 	Exit                int64 // when the worker's process ended
 	Granted, GaveUp     bool
 }
@@ -80,15 +81,21 @@ type index struct {
 	// observed are the observations of elections.
 	observed []history.Event
 	// once are the calls of `stile once`.
-	once  []history.Event
-	exits map[string]history.Event
-	end   int64
+	once []history.Event
+	// opened are the times at which each client opened its sessions.
+	opened map[string][]int64
+	// lines are the readings of the lengths of lines.
+	lines []*history.Line
+	// stopping is when the workers were asked to end; zero if they were not.
+	stopping int64
+	exits    map[string]history.Event
+	end      int64
 }
 
 // newIndex reads a history. The holds are in the order of their returns, the calls that waited in
 // the order of their starts.
 func newIndex(h *history.History) *index {
-	l := &index{byGrant: map[string]*Hold{}, exits: map[string]history.Event{}}
+	l := &index{byGrant: map[string]*Hold{}, exits: map[string]history.Event{}, opened: map[string][]int64{}}
 	waits := map[string]*Wait{}
 	for _, e := range h.Events {
 		l.end = max(l.end, e.At)
@@ -96,7 +103,7 @@ func newIndex(h *history.History) *index {
 		case e.Exited != nil:
 			l.exits[e.Worker] = e
 		case e.Asked != nil:
-			w := &Wait{Lock: e.Asked.Lock, Grant: e.Asked.Grant, Worker: e.Worker, Mode: e.Asked.Mode, Set: e.Asked.Set, Call: e.At}
+			w := &Wait{Lock: e.Asked.Lock, Grant: e.Asked.Grant, Worker: e.Worker, Mode: e.Asked.Mode, Set: e.Asked.Set, Client: e.Asked.Client, Call: e.At}
 			waits[w.Grant] = w
 			l.waits = append(l.waits, w)
 		case e.Acquire != nil:
@@ -114,6 +121,12 @@ func newIndex(h *history.History) *index {
 			}
 		case e.Observed != nil:
 			l.observed = append(l.observed, e)
+		case e.Opened != nil:
+			l.opened[e.Opened.Client] = append(l.opened[e.Opened.Client], e.At)
+		case e.Line != nil:
+			l.lines = append(l.lines, e.Line)
+		case e.Stopping != nil:
+			l.stopping = e.At
 		case e.Once != nil:
 			l.once = append(l.once, e)
 		case e.Downgrade != nil:
@@ -137,6 +150,9 @@ func newIndex(h *history.History) *index {
 				hold.End = min(hold.End, end)
 			}
 		}
+	}
+	for _, times := range l.opened {
+		slices.Sort(times)
 	}
 	slices.SortStableFunc(l.once, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.observed, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })

@@ -32,6 +32,12 @@ const (
 	ReachSetLost       = "a call for several locks lost an entry while it waited"
 	ReachRecorded      = "stile once recorded a success"
 	ReachSkipped       = "stile once skipped a command after a success"
+	ReachLongLine      = "the line was at least 400 entries long"
+	ReachMiddle        = "a waiter gave up in the middle of the line"
+	ReachFaultHandOver = "a hand-over happened during a fault"
+	ReachCrowdBehind   = "a holder was stopped or killed with a crowd behind it"
+	// ReachServed can be reached only at the end of a run.
+	ReachServed        = "all that waited at the end got the lock or gave up"
 	ReachPaused        = "a holder was stopped for longer than the TTL"
 	ReachKilled        = "a holder was killed"
 	ReachEvicted       = "a holder's entry was deleted"
@@ -45,6 +51,7 @@ func Reached(h *history.History) []Reach {
 	j := &judge{Verdict: &Verdict{Run: h.Run}, history: h, index: l}
 	j.End, j.Holds = l.end, l.holds
 	j.readFaults()
+	j.setArrivals()
 	r := reacher{index: l, strikes: j.Strikes, ttl: h.Run.TTL, byLock: byLock(l.holds, func(h *Hold) string { return h.Lock }), at: map[*Hold]int{}}
 	for _, all := range r.byLock {
 		for i, h := range all {
@@ -72,6 +79,11 @@ func Reached(h *history.History) []Reach {
 		{ReachSetLost, r.strikesThat(r.hitWaitingSet)},
 		{ReachRecorded, r.onceThat(func(o *history.Once) bool { return o.Recorded })},
 		{ReachSkipped, r.onceThat(func(o *history.Once) bool { return o.Skipped })},
+		{ReachLongLine, r.longLines},
+		{ReachMiddle, r.gaveUpInMiddle},
+		{ReachFaultHandOver, r.strikesThat(r.sawHandOver)},
+		{ReachCrowdBehind, r.strikesThat(r.metCrowd)},
+		{ReachServed, r.servedAtEnd},
 		{ReachPaused, r.strikesThat(func(s Strike) bool { return s.Name == "holder-pause" && s.To-s.From > r.ttl && r.victimHeld(s) })},
 		{ReachKilled, r.strikesThat(func(s Strike) bool { return s.Name == "holder-kill" && r.victimHeld(s) })},
 		{ReachEvicted, r.strikesThat(func(s Strike) bool { return s.Name == history.Evict })},

@@ -65,6 +65,48 @@ func TestReached(t *testing.T) {
 		},
 		ReachRecorded: {func(s *scenario) { s.runsOnce(300, 350, history.Once{Ran: true, Recorded: true}) }, func(s *scenario) { s.runsOnce(300, 350, history.Once{Ran: true}) }},
 		ReachSkipped:  {func(s *scenario) { s.runsOnce(300, 350, history.Once{Skipped: true}) }, func(s *scenario) { s.runsOnce(300, 350, history.Once{}) }},
+		ReachLongLine: {
+			func(s *scenario) { s.add(300, "", history.Event{Line: &history.Line{Lock: "demo", Length: 400}}) },
+			func(s *scenario) { s.add(300, "", history.Event{Line: &history.Line{Lock: "demo", Length: 399}}) },
+		},
+		ReachMiddle: {
+			func(s *scenario) { s.line("w1", 50, 300); s.waits("w2#1", "w2.1", 400, 900); s.line("w3", 50, 500) },
+			func(s *scenario) { s.line("w1", 50, 300); s.waits("w2#1", "w2.1", 400, 900); s.line("w3", 49, 500) },
+		},
+		ReachFaultHandOver: {
+			func(s *scenario) {
+				s.fault(1, "holder-cut", "w3", "", 300, 400)
+				s.hold("w1", 20, 290, 320, 330)
+				s.hold("w2", 21, 290, 340, 350)
+			},
+			func(s *scenario) {
+				s.fault(1, "holder-cut", "w3", "", 335, 339)
+				s.hold("w1", 20, 290, 320, 330)
+				s.hold("w2", 21, 290, 340, 350)
+			},
+		},
+		ReachCrowdBehind: {
+			func(s *scenario) {
+				s.line("w2", 300, 300)
+				s.acquires("w1", 20, 300, 301)
+				s.fault(1, "holder-kill", "w1", "holder", 700, 700)
+			},
+			func(s *scenario) {
+				s.line("w2", 299, 300)
+				s.acquires("w1", 20, 300, 301)
+				s.fault(1, "holder-kill", "w1", "holder", 700, 700)
+			},
+		},
+		ReachServed: {
+			func(s *scenario) {
+				s.hold("w1", 20, 300, 370, 371)
+				s.add(350, "", history.Event{Stopping: &history.Stopping{}})
+			},
+			func(s *scenario) {
+				s.hold("w1", 20, 300, 370, 371)
+				s.add(371, "", history.Event{Stopping: &history.Stopping{}})
+			},
+		},
 		ReachPaused: {
 			func(s *scenario) {
 				s.acquires("w1", 20, 300, 301)

@@ -466,11 +466,11 @@ func findOvertaken(lock string, waits []*Wait, holds []*Hold, tolerance int64, q
 	for _, w := range waits {
 		until := inLineUntil(w, tolerance)
 		for _, h := range holds {
-			if h.Grant != w.Grant && h.Call > w.Call+tolerance && h.Return < until && quiet(w.Call, h.Return) {
+			if h.Grant != w.Grant && h.Call > w.Arrived+tolerance && h.Return < until && quiet(w.Arrived, h.Return) {
 				found = append(found, Violation{
 					Rule: RuleOvertaken, Lock: lock, At: h.Return, Grants: []string{w.Grant, h.Grant},
 					What: fmt.Sprintf("%s asked %v after %s and was served before it", h.Grant,
-						time.Duration(h.Call-w.Call).Round(time.Millisecond), w.Grant),
+						time.Duration(h.Call-w.Arrived).Round(time.Millisecond), w.Grant),
 				})
 				break
 			}
@@ -501,26 +501,28 @@ const minOvertakers = 10
 
 // findForgotten finds waiters that waited while clients were served that had asked later: for
 // longer than maxDelay, and so many of them that no fault explains it, nor chance if the lock has
-// no line.
+// no line. In a crowd, what counts is when the waiter arrived in the line, and as many must be served as
+// were in it: a whole line may join between the arrival of a waiter's client and that of its request.
 func findForgotten(lock string, waits []*Wait, holds []*Hold, maxDelay, end int64) []Violation {
 	var found []Violation
+	enough := max(minOvertakers, crowdOf(waits, end))
 	for _, w := range waits {
 		until := w.returnOr(end)
-		next, _ := slices.BinarySearchFunc(holds, w.Call, func(h *Hold, at int64) int { return cmp.Compare(h.Return, at) })
+		next, _ := slices.BinarySearchFunc(holds, w.Arrived, func(h *Hold, at int64) int { return cmp.Compare(h.Return, at) })
 		var last *Hold
 		n := 0
 		for _, h := range holds[next:] {
 			if h.Return >= until {
 				break
 			}
-			if h.Grant != w.Grant && h.Call > w.Call {
+			if h.Grant != w.Grant && h.Call > w.Arrived {
 				n, last = n+1, h
 			}
 		}
-		if n < minOvertakers || last.Return-w.Call <= maxDelay {
+		if n < enough || last.Return-w.Arrived <= maxDelay {
 			continue
 		}
-		lasted := time.Duration(last.Return - w.Call)
+		lasted := time.Duration(last.Return - w.Arrived)
 		found = append(found, Violation{
 			Rule: RuleForgotten, Lock: lock, At: last.Return, For: lasted, Grants: []string{w.Grant, last.Grant},
 			What: fmt.Sprintf("%s waited for %v while %d were served that had asked later, the last of them %s", w.Grant,

@@ -127,6 +127,7 @@ func Judge(h *history.History) *Verdict {
 	}
 	j.Holds, j.Waits = j.index.holds, j.index.waits
 	j.readFaults()
+	j.setArrivals()
 	j.judgeLocks()
 	j.judgeWrites()
 	j.judgeLosses()

@@ -83,6 +83,9 @@ func TestCheck(t *testing.T) {
 		{workload.ReadWrite, "stile", "zk3", true},
 		{workload.ReadWrite, "stile", "redlock3", false},
 		{workload.Semaphore, "stile", "redlock5", false},
+		{workload.Crowd, "stile", "zk3", true},
+		{workload.Crowd, "stile", "redlock3", false},
+		{workload.Crowd, "concurrency", "etcd3", false},
 		{workload.Final, "stile", "etcd", false},
 		{"idle", "stile", "etcd", false},
 	} {

@@ -35,7 +35,7 @@ func (s *sequence) wait(ctx context.Context, lock string) *activeHold {
 // waitWith waits for a lock with lockFunc. a has the lock and the mode.
 func (s *sequence) waitWith(ctx context.Context, a *history.Acquire, lockFunc lockFunc) *activeHold {
 	a.Grant = s.newGrant()
-	s.say(history.Event{Asked: &history.Asked{Lock: a.Lock, Grant: a.Grant, Mode: a.Mode}})
+	s.say(history.Event{Asked: &history.Asked{Lock: a.Lock, Grant: a.Grant, Mode: a.Mode, Client: a.Client}})
 	return s.acquire(ctx, a, lockFunc)
 }
 
@@ -75,7 +75,7 @@ func fail(ctx context.Context, a *history.Acquire, err error) {
 		a.Outcome = history.Unknown
 		return
 	}
-	a.GaveUp = errors.Is(err, locker.ErrTaken) || errors.Is(err, stile.ErrHeld) || ctx.Err() != nil
+	a.GaveUp = errors.Is(err, locker.ErrTaken) || errors.Is(err, stile.ErrHeld) || errors.Is(err, stile.ErrClosed) || ctx.Err() != nil
 }
 
 // pause waits after a call that failed.

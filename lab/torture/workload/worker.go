@@ -7,7 +7,9 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +24,8 @@ type worker struct {
 	config        Config
 	sender        *history.Sender
 	resource      *resource.Client // nil for Final
-	locker        locker.Locker    // nil for Command and Once, or if ctx ended while connecting
+	locker        locker.Locker    // nil for Command, Once and Crowd, or if ctx ended while connecting
+	crowd         *crowd           // nil for all but Crowd
 	locks         []string
 	calls         atomic.Uint64 // the number of calls, for the names of grants
 	finalsStarted atomic.Uint64 // the number of locks that Final has started on
@@ -41,13 +44,16 @@ func (w *worker) run(ctx context.Context, p plan) error {
 	}
 	before := w.census()
 	w.say(history.Event{Census: &before})
-	if !RunsStile(w.config.Workload) {
+	if !RunsStile(w.config.Workload) && w.crowd == nil {
 		if err := w.connect(ctx); err != nil {
 			return err
 		}
 	}
 	err := w.work(ctx, p)
 	w.close()
+	if w.crowd != nil {
+		w.crowd.close()
+	}
 	after := w.censusAfter(before)
 	w.say(history.Event{Census: &after})
 	return err
@@ -85,18 +91,23 @@ const connectTimeout = 2 * time.Minute
 
 // connect opens the locker. It retries while the servers cannot be reached. If ctx ends first, it
 // opens none and returns nil.
-func (w *worker) connect(ctx context.Context) error {
+func (w *worker) connect(ctx context.Context) (err error) {
+	w.locker, err = w.open(ctx, w.config.Locker)
+	return err
+}
+
+// open opens a locker as connect does.
+func (w *worker) open(ctx context.Context, c locker.Config) (locker.Locker, error) {
 	for began := time.Now(); ctx.Err() == nil; sleep(ctx, 100*time.Millisecond) {
-		l, err := locker.Open(ctx, w.config.Locker, w.config.Worker)
+		l, err := locker.Open(ctx, c, w.config.Worker)
 		if err == nil {
-			w.locker = l
-			return nil
+			return l, nil
 		}
 		if time.Since(began) > connectTimeout {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // close closes the locker. If its servers cannot be reached, the TTL ends its session.
@@ -117,10 +128,15 @@ func (w *worker) closeWith(closeLocker func(context.Context)) {
 	if w.locker == nil {
 		return
 	}
+	w.withinTTL(closeLocker)
+	w.locker = nil
+}
+
+// withinTTL calls a function with the TTL as a timeout.
+func (w *worker) withinTTL(f func(context.Context)) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.config.Locker.TTL)
 	defer cancel()
-	closeLocker(ctx)
-	w.locker = nil
+	f(ctx)
 }
 
 // newRand returns the random numbers of one sequence. They depend on the seed, the worker's name
@@ -153,8 +169,29 @@ func (w *worker) censusAfter(before history.Census) history.Census {
 		c.Phase = "end"
 		settled := c.Goroutines <= before.Goroutines && c.Descriptors <= before.Descriptors
 		if settled || time.Since(began) > w.config.settleTimeout() {
+			if !settled {
+				w.printDescriptors()
+			}
 			return c
 		}
+	}
+}
+
+// printDescriptors prints what is open to the standard error, so that a leak can be followed to its cause.
+// A TCP connection is shown as a line of /proc/net/tcp.
+func (w *worker) printDescriptors() {
+	const dir = "/proc/self/fd"
+	open, _ := os.ReadDir(dir)
+	connections, _ := os.ReadFile("/proc/self/net/tcp")
+	for _, fd := range open {
+		link, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+		inode := " " + strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]") + " "
+		for line := range strings.Lines(string(connections)) {
+			if strings.Contains(line, inode) {
+				link += ": " + strings.TrimSpace(line)
+			}
+		}
+		fmt.Fprintf(os.Stderr, "%s has descriptor %s: %s\n", w.config.Worker, fd.Name(), link)
 	}
 }
 

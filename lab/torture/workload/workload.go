@@ -57,6 +57,11 @@ const (
 	// Once: one lock, under which the real `stile once` runs commands, recorded as for Command. All
 	// workers use the same key at a time, and another one after half a second. A third of the commands fail.
 	Once = "once"
+	// Crowd: one lock, which the 84 callers of each worker want all the time. Most of them have a client,
+	// and so an entry in the store, of their own. They hold the lock for a moment. Some give up in the
+	// middle of the line, or close or abandon their client, and come again. When the run ends, most wait
+	// until they have had the lock.
+	Crowd = "crowd"
 	// Final: one attempt at each of [Config.Locks] after the run, recorded as [history.Final].
 	Final = "final"
 )
@@ -91,6 +96,9 @@ type Config struct {
 	// zero means 30 seconds, which only a leak exceeds, on a busy machine too. If several workers
 	// share a process, as in tests, waiting is useless.
 	SettleTimeout time.Duration `json:"settle_timeout_ns,omitempty"`
+	// CrowdSize is the number of callers of a worker of Crowd; zero means [crowdCallers]. Tests have
+	// fewer.
+	CrowdSize int `json:"crowd_size,omitempty"`
 	// Locks are the full names of the locks for Final.
 	Locks []string `json:"locks,omitempty"`
 	// Stile is the path of the command `stile`, for Command.
@@ -107,7 +115,7 @@ func (c *Config) settleTimeout() time.Duration { return cmp.Or(c.SettleTimeout, 
 
 // Names returns the workloads that a run can have, which are all but Final.
 func Names() []string {
-	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Election, Sets, Once}
+	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Election, Sets, Once, Crowd}
 }
 
 // Check returns an error if a workload does not exist, or is not possible with that kind of locker on
@@ -118,6 +126,8 @@ func Check(workload, kind, cluster string) error {
 		return fmt.Errorf("unknown workload %q: use one of %s", workload, strings.Join(Names(), ", "))
 	case plans()[workload].recipe && kind != "stile":
 		return fmt.Errorf("the workload %s needs stile, not %s", workload, kind)
+	case workload == Crowd && strings.HasPrefix(cluster, "redlock"):
+		return fmt.Errorf("the workload %s is not possible on %s, which has no line", workload, cluster)
 	case (workload == ReadWrite || workload == Semaphore) && strings.HasPrefix(cluster, "redlock"):
 		return fmt.Errorf("the workload %s is not possible on %s, which has only exclusive locks", workload, cluster)
 	}
@@ -146,6 +156,7 @@ func plans() map[string]plan {
 		Election:  {sequences: 2, locks: 1, step: (*sequence).election, recipe: true},
 		Sets:      {sequences: 2, locks: 4, step: (*sequence).several, recipe: true},
 		Once:      {sequences: 1, locks: 1, step: (*sequence).once, recipe: true},
+		Crowd:     {sequences: crowdCallers, locks: 1, step: (*sequence).crowdCall, recipe: true},
 		Final:     {sequences: 8, step: (*sequence).final},
 	}
 }
@@ -186,5 +197,9 @@ func Run(ctx context.Context, c Config) error {
 	}
 	sender.Send(history.Event{Started: &history.Started{Pid: os.Getpid()}})
 	w := &worker{config: c, sender: sender, locks: Locks(c.Workload, c.Prefix)}
+	if c.Workload == Crowd {
+		p.sequences = cmp.Or(c.CrowdSize, p.sequences)
+		w.crowd = newCrowd(w, p.sequences)
+	}
 	return errors.Join(w.run(ctx, p), sender.Close())
 }
