@@ -187,9 +187,9 @@ func (o *zookeeper) children(dir string) ([]string, error) {
 }
 
 // isEntry reports whether a node in a lock's directory is an entry: whether its name ends in a sequence
-// number.
+// number. Stile's other nodes, which begin with ~, end in a number too.
 func isEntry(name string) bool {
-	return len(name) >= 10 && !strings.ContainsFunc(sequenceNumber(name), func(r rune) bool { return r < '0' || r > '9' })
+	return len(name) >= 10 && name[0] != '~' && !strings.ContainsFunc(sequenceNumber(name), func(r rune) bool { return r < '0' || r > '9' })
 }
 
 func sequenceNumber(s string) string { return s[max(0, len(s)-10):] }
