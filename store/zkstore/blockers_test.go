@@ -62,11 +62,11 @@ func TestTakeBlockers_manyLinesTogether(t *testing.T) {
 	se.lines["/1"].blockersChecked = start.Add(interval / 4)
 	se.lines["/2"].blockersChecked = start.Add(interval)
 	first := se.lines["/0"]
-	if first.blockerCheckDue(start.Add(interval), 1) {
+	if first.blockerCheckDue(start.Add(interval)) {
 		t.Error("a check is due too early")
 	}
 	at := start.Add(interval * 9 / 8)
-	if !first.blockerCheckDue(at, 1) {
+	if !first.blockerCheckDue(at) {
 		t.Error("no check is due")
 	}
 	got := se.takeBlockers(at)
@@ -76,7 +76,7 @@ func TestTakeBlockers_manyLinesTogether(t *testing.T) {
 	if again := se.takeBlockers(at); len(again) > 0 {
 		t.Errorf("got %d blockers again at once, want none", len(again))
 	}
-	if first.blockerCheckDue(at.Add(interval), 1) {
+	if first.blockerCheckDue(at.Add(interval)) {
 		t.Error("the next check is due too early")
 	}
 }
@@ -88,16 +88,16 @@ func TestBlockerCheckDue_countsWaitingOnly(t *testing.T) {
 	se := newWaiting(interval, start, 0)
 	w := se.lines["/0"]
 	later := start.Add(time.Hour)
-	if w.blockerCheckDue(later, 1) {
+	if w.blockerCheckDue(later) {
 		t.Error("a check is due, although nothing waits")
 	}
 	for e := range w.mine {
 		e.ahead = []listedEntry{{name: "0"}}
 	}
-	if w.blockerCheckDue(later.Add(interval), 1) {
+	if w.blockerCheckDue(later.Add(interval)) {
 		t.Error("a check is due too early")
 	}
-	if !w.blockerCheckDue(later.Add(interval*9/8), 1) {
+	if !w.blockerCheckDue(later.Add(interval*9/8)) {
 		t.Error("no check is due")
 	}
 }

@@ -52,7 +52,7 @@ type blocker struct{ lock, path string }
 // checkBlockersIfDue starts a check if one is due for the line. It is called at each tick.
 func (w *lineWatch) checkBlockersIfDue(now time.Time) {
 	se := w.session
-	if !w.blockerCheckDue(now, 1) || !se.checkingBlockers.CompareAndSwap(false, true) {
+	if !w.blockerCheckDue(now) || !se.checkingBlockers.CompareAndSwap(false, true) {
 		return
 	}
 	if !se.life.Start(func() {
@@ -63,14 +63,15 @@ func (w *lineWatch) checkBlockersIfDue(now time.Time) {
 	}
 }
 
-// blockerCheckDue reports whether the part share of the time between two checks has passed. The time
-// begins when an entry waits.
-func (w *lineWatch) blockerCheckDue(now time.Time, share float64) bool {
+// blockerCheckDue reports whether a check is due.
+func (w *lineWatch) blockerCheckDue(now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.blockerCheckDueLocked(now, share)
+	return w.blockerCheckDueLocked(now, 1)
 }
 
+// blockerCheckDueLocked reports whether the part share of the time between two checks has passed. The time
+// begins when an entry waits.
 func (w *lineWatch) blockerCheckDueLocked(now time.Time, share float64) bool {
 	e := w.foremostWaitingLocked()
 	if e == nil {
