@@ -1,0 +1,86 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// The values of -store.
+const (
+	etcdStore   = "etcd"
+	redisStore  = "redis"
+	zkStore     = "zk"
+	memoryStore = "memory"
+)
+
+var stores = []string{etcdStore, redisStore, zkStore, memoryStore}
+
+// allValues is the value of -store and -measure that selects everything.
+const allValues = "all"
+
+// stileName is the contender that every store has.
+const stileName = "stile"
+
+// peers are the locks that Stile is compared with.
+var peers = map[string]string{etcdStore: "concurrency.Mutex", zkStore: "go-zookeeper's Lock"}
+
+// A measurement is one of the values of -measure.
+type measurement struct {
+	name    string
+	heading string
+	measure func(context.Context, config, row) (row, error)
+	// sizes returns the numbers that are measured on a store; none if the store is not measured.
+	sizes func(store string) []int
+	// compared is set if the peers are measured too.
+	compared bool
+	table    func(rows) string
+}
+
+var measures []measurement
+
+func init() { // here, because the functions use measures
+	measures = []measurement{
+		{
+			name: "waiters", heading: "Waiters for one name", measure: measureWaiters, compared: true, table: waitersTable,
+			sizes: func(string) []int { return []int{1, 10, 100, 1000, 2000} },
+		},
+	}
+}
+
+func measureNames() (names []string) {
+	for _, m := range measures {
+		names = append(names, m.name)
+	}
+	return names
+}
+
+// plan returns the keys of the rows to measure, in order.
+func plan(c config) (keys []row) {
+	for _, m := range measures {
+		for _, store := range stores {
+			if c.measure != allValues && c.measure != m.name || c.store != allValues && c.store != store {
+				continue
+			}
+			sizes := m.sizes(store)
+			if len(sizes) > 0 && len(c.numbers) > 0 {
+				sizes = c.numbers
+			}
+			contenders := []string{stileName}
+			if peer := peers[store]; m.compared && peer != "" {
+				contenders = append(contenders, peer)
+			}
+			for _, n := range sizes {
+				for _, contender := range contenders {
+					keys = append(keys, row{Measure: m.name, Store: store, Contender: contender, N: n, Revision: revision()})
+				}
+			}
+		}
+	}
+	return slices.Clip(keys)
+}
+
+// ttl is that of sessions whose renewals are not measured, long enough for a busy machine.
+const ttl = time.Minute
