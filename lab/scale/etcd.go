@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -55,6 +56,18 @@ func (s *servers) startEtcd(ctx context.Context, program string, n int) error {
 		now, err := s.sampleEtcd(ctx)
 		now.requests -= float64(asked.Load())
 		return now, err
+	}
+	s.leader = func(ctx context.Context) (*member, error) {
+		for i, addr := range addrs[:n] {
+			status, err := cli.Status(ctx, addr)
+			if err != nil {
+				return nil, err
+			}
+			if status.Leader == status.Header.MemberId {
+				return s.members[i], nil
+			}
+		}
+		return nil, errors.New("the cluster has no leader")
 	}
 	s.entries = func(ctx context.Context, name string) (int, error) {
 		asked.Add(1)

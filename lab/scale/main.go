@@ -53,7 +53,8 @@ type config struct {
 	numbers []int // empty: those of the plan
 	idle    time.Duration
 	within  time.Duration
-	memory  int64 // bytes
+	memory  int64         // bytes
+	ttl     time.Duration // of held locks; zero for that of the plan
 	worker  worker
 }
 
@@ -67,6 +68,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&c.measure, "measure", allValues, "what to measure: "+strings.Join(measureNames(), ", ")+" or all")
 	flags.StringVar(&c.results, "results", "scale.jsonl", "the `file` of results; rows that are in it are not measured again")
 	flags.DurationVar(&c.idle, "idle", 5*time.Second, "how long the clients are watched while nothing happens")
+	flags.DurationVar(&c.ttl, "ttl", 0, "the TTL of held locks, instead of that of the plan")
 	flags.DurationVar(&c.within, "within", 25*time.Minute, "how long the program may take; it then stops, and can be continued")
 	flags.Func("memory", "how many `MB` the processes of one row may use together (default 8000)", func(s string) error {
 		mb, err := strconv.ParseInt(s, 10, 32)
@@ -86,8 +88,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return c.worker.run(ctx, os.Stdin, out)
 	}
 	switch {
-	case flags.NArg() > 0 || c.idle < 0 || c.within <= 0 || c.memory <= 0:
-		return errors.New("want only flags, -idle of at least 0, and positive -within and -memory")
+	case flags.NArg() > 0 || c.idle < 0 || c.ttl < 0 || c.within <= 0 || c.memory <= 0:
+		return errors.New("want only flags, -idle and -ttl of at least 0, and positive -within and -memory")
 	case c.store != allValues && !slices.Contains(stores, c.store):
 		return fmt.Errorf("-store %s: want %s or all", c.store, strings.Join(stores, ", "))
 	case c.measure != allValues && !slices.Contains(measureNames(), c.measure):
@@ -119,8 +121,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	_, err = io.WriteString(out, rows.of(keys).markdown())
-	return err
+	if _, err := io.WriteString(out, rows.of(keys).markdown()); err != nil {
+		return err
+	}
+	return rows.of(keys).lost()
 }
 
 // measure measures one row, with a limit of memory.

@@ -47,6 +47,28 @@ func init() { // here, because the functions use measures
 			name: "waiters", heading: "Waiters for one name", measure: measureWaiters, compared: true, table: waitersTable,
 			sizes: func(string) []int { return []int{1, 10, 100, 1000, 2000} },
 		},
+		{
+			name: "held", heading: "Locks that one client holds", measure: measureHeld, compared: true, table: heldTable,
+			sizes: func(store string) []int {
+				numbers := []int{1, 10, 100, 1000, 20_000}
+				if store == etcdStore || store == redisStore {
+					numbers = append(numbers, 100_000)
+				}
+				return numbers
+			},
+		},
+		{
+			name: "leader", heading: "A change of the leader while one client holds locks", measure: measureLeader, table: leaderTable,
+			sizes: func(store string) []int {
+				switch store {
+				case etcdStore, redisStore:
+					return []int{20_000, 100_000}
+				case zkStore:
+					return []int{20_000}
+				}
+				return nil
+			},
+		},
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// startRedis starts one server that saves nothing.
+// startRedis starts n servers that save nothing. If there are several, the first is the master, the last
+// a sentinel that promotes a replica, and there is no proxy.
 func (s *servers) startRedis(ctx context.Context, program string, n int) error {
 	addrs, err := freeAddresses(n)
 	if err != nil {
@@ -26,27 +27,67 @@ func (s *servers) startRedis(ctx context.Context, program string, n int) error {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return err
 		}
-		m := s.add(addr, program, "--port", port(addr), "--bind", host(addr), "--save", "", "--appendonly", "no", "--dir", dir)
+		args := []string{"--port", port(addr), "--bind", host(addr), "--save", "", "--appendonly", "no", "--dir", dir}
+		switch {
+		case i > 0 && i == n-1:
+			file := filepath.Join(dir, "sentinel.conf")
+			if err := os.WriteFile(file, []byte(sentinelConfig(addrs[0], addr, dir)), 0o600); err != nil {
+				return err
+			}
+			args = []string{file, "--sentinel"}
+		case i > 0:
+			args = append(args, "--replicaof", host(addrs[0])+" "+port(addrs[0]), "--replica-announce-ip", host(addr))
+		}
+		m := s.add(addr, program, args...)
 		if err := s.start(m); err != nil {
 			return err
 		}
 	}
-	fronts, err := s.withProxies(addrs[:1], nil)
-	if err != nil {
-		return err
+	if n == 1 {
+		fronts, err := s.withProxies(addrs[:1], nil)
+		if err != nil {
+			return err
+		}
+		s.url = "redis://" + fronts[0]
+	} else {
+		sentinel := goredis.NewSentinelClient(&goredis.Options{Addr: addrs[n-1]})
+		defer sentinel.Close()
+		err := await(ctx, "the sentinel does not know the replicas", func(ctx context.Context) error {
+			found, err := sentinel.Replicas(ctx, sentinelMaster).Result()
+			if err == nil && (len(found) < n-2 || found[0]["flags"] != "slave" || found[0]["master-link-status"] != "ok") {
+				err = fmt.Errorf("replicas: %v", found)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		s.url = "redis+sentinel://" + addrs[n-1] + "/" + sentinelMaster
 	}
-	s.url = "redis://" + fronts[0]
 	admin := goredis.NewClient(&goredis.Options{Addr: addrs[0]})
 	s.close = func() { _ = admin.Close() }
 	if err := await(ctx, "redis does not answer", func(ctx context.Context) error { return admin.Ping(ctx).Err() }); err != nil {
 		return err
 	}
 	s.sample = func(ctx context.Context) (sample, error) { return s.sampleRedis(ctx, admin) }
+	s.leader = func(context.Context) (*member, error) { return s.members[0], nil }
 	s.entries = func(ctx context.Context, name string) (int, error) {
 		n, err := admin.HLen(ctx, "{"+name+"}//e").Result()
 		return int(n), err
 	}
 	return nil
+}
+
+const sentinelMaster = "mymaster"
+
+// sentinelConfig returns the configuration of a sentinel that considers the master down after a second.
+func sentinelConfig(master, addr, dir string) string {
+	return strings.Join([]string{
+		"port " + port(addr), "bind " + host(addr), "dir " + dir,
+		"sentinel monitor " + sentinelMaster + " " + host(master) + " " + port(master) + " 1",
+		"sentinel down-after-milliseconds " + sentinelMaster + " 1000",
+		"sentinel failover-timeout " + sentinelMaster + " 10000",
+	}, "\n") + "\n"
 }
 
 // scriptCommands are the commands with which a client runs a script. The others that it sends, such

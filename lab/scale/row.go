@@ -25,6 +25,8 @@ type row struct {
 	PeakMemory int64         `json:"peak_memory"` // of all processes together, in bytes
 
 	Waiters *waitersResult `json:"waiters,omitempty"`
+	Held    *heldResult    `json:"held,omitempty"`
+	Leader  *leaderResult  `json:"leader,omitempty"`
 }
 
 func (r row) String() string {

@@ -27,6 +27,7 @@ type worker struct {
 
 // The values of -job.
 const (
+	jobHold = "hold" // hold locks; see holder
 	jobPass = "pass" // pass through one line, each waiter with a session of its own
 )
 
@@ -45,13 +46,16 @@ func (w *worker) args() []string {
 	}
 }
 
-func (w *worker) run(ctx context.Context, _ io.Reader, _ io.Writer) error {
+func (w *worker) run(ctx context.Context, in io.Reader, out io.Writer) error {
 	conn, err := connect(ctx, w.contender, w.url)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	if w.job == jobPass {
+	switch w.job {
+	case jobHold:
+		return runHolder(ctx, conn, in, out)
+	case jobPass:
 		return passAll(ctx, conn, w.n, w.flock)
 	}
 	return fmt.Errorf("unknown job %q", w.job)

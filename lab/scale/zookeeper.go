@@ -79,6 +79,14 @@ func (s *servers) startZooKeeper(ctx context.Context, n int) error {
 			messages: float64(counts.events.Load()), bytes: float64(counts.bytes.Load()),
 		}, err
 	}
+	s.leader = func(ctx context.Context) (*member, error) {
+		for _, m := range s.members {
+			if mode, err := m.zkMode(ctx); err != nil || mode == "leader" {
+				return m, err
+			}
+		}
+		return nil, errors.New("the ensemble has no leader")
+	}
 	s.entries = func(_ context.Context, name string) (int, error) {
 		_, stat, err := admin.Exists("/" + name)
 		return int(stat.NumChildren), err
