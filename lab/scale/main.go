@@ -65,12 +65,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
 	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`")
 	flags.StringVar(&c.store, "store", allValues, "the store: "+strings.Join(stores, ", ")+" or all")
-	flags.StringVar(&c.measure, "measure", allValues, "what to measure: "+strings.Join(measureNames(), ", ")+" or all")
+	flags.StringVar(&c.measure, "measure", allValues, "what to measure: "+strings.Join(namesOfMeasures(), ", ")+" or all")
 	flags.StringVar(&c.results, "results", "scale.jsonl", "the `file` of results; rows that are in it are not measured again")
 	flags.DurationVar(&c.idle, "idle", 5*time.Second, "how long the clients are watched while nothing happens")
 	flags.DurationVar(&c.ttl, "ttl", 0, "the TTL of held locks, instead of that of the plan")
 	flags.DurationVar(&c.within, "within", 25*time.Minute, "how long the program may take; it then stops, and can be continued")
-	flags.Func("memory", "how many `MB` the processes of one row may use together (default 8000)", func(s string) error {
+	flags.Func("memory", "how many `MB` the processes of one row may use together (default 10000)", func(s string) error {
 		mb, err := strconv.ParseInt(s, 10, 32)
 		c.memory = mb * 1e6
 		return err
@@ -79,7 +79,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		c.numbers, err = parseNumbers(s)
 		return err
 	})
-	c.memory = 8e9
+	c.memory = 10e9
 	c.worker.flags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -92,8 +92,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return errors.New("want only flags, -idle and -ttl of at least 0, and positive -within and -memory")
 	case c.store != allValues && !slices.Contains(stores, c.store):
 		return fmt.Errorf("-store %s: want %s or all", c.store, strings.Join(stores, ", "))
-	case c.measure != allValues && !slices.Contains(measureNames(), c.measure):
-		return fmt.Errorf("-measure %s: want %s or all", c.measure, strings.Join(measureNames(), ", "))
+	case c.measure != allValues && !slices.Contains(namesOfMeasures(), c.measure):
+		return fmt.Errorf("-measure %s: want %s or all", c.measure, strings.Join(namesOfMeasures(), ", "))
 	}
 	rows, err := readRows(c.results)
 	if err != nil {

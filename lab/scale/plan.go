@@ -69,10 +69,20 @@ func init() { // here, because the functions use measures
 				return nil
 			},
 		},
+		{
+			name: "names", heading: "Names in the store", measure: measureNames, table: namesTable,
+			sizes: func(store string) []int {
+				numbers := []int{1, 10, 100, 1000, 20_000}
+				if store == etcdStore || store == redisStore {
+					numbers = append(numbers, 100_000)
+				}
+				return numbers
+			},
+		},
 	}
 }
 
-func measureNames() (names []string) {
+func namesOfMeasures() (names []string) {
 	for _, m := range measures {
 		names = append(names, m.name)
 	}

@@ -72,8 +72,12 @@ func (s *servers) startRedis(ctx context.Context, program string, n int) error {
 	s.sample = func(ctx context.Context) (sample, error) { return s.sampleRedis(ctx, admin) }
 	s.leader = func(context.Context) (*member, error) { return s.members[0], nil }
 	s.entries = func(ctx context.Context, name string) (int, error) {
-		n, err := admin.HLen(ctx, "{"+name+"}//e").Result()
-		return int(n), err
+		waiters, err := admin.ZCard(ctx, "{"+name+"}//q").Result()
+		if err != nil {
+			return 0, err
+		}
+		holders, err := admin.ZCard(ctx, "{"+name+"}//h").Result()
+		return int(waiters + holders), err
 	}
 	return nil
 }

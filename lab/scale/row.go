@@ -27,6 +27,7 @@ type row struct {
 	Waiters *waitersResult `json:"waiters,omitempty"`
 	Held    *heldResult    `json:"held,omitempty"`
 	Leader  *leaderResult  `json:"leader,omitempty"`
+	Names   *namesResult   `json:"names,omitempty"`
 }
 
 func (r row) String() string {
