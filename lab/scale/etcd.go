@@ -43,7 +43,8 @@ func (s *servers) startEtcd(ctx context.Context, program string, n int) error {
 		}
 	}
 	s.url = "etcd://" + strings.Join(fronts, ",")
-	if err := await(ctx, "etcd does not answer", s.etcdHealthy); err != nil {
+	s.healthy = s.etcdHealthy
+	if err := await(ctx, "etcd does not answer", s.healthy); err != nil {
 		return err
 	}
 	cli, err := clientv3.New(clientv3.Config{Endpoints: addrs[:n], Logger: zap.NewNop()})

@@ -265,6 +265,9 @@ func percent(cpu, took time.Duration) string {
 func (rs rows) lost() error {
 	var errs []error
 	for _, r := range rs {
+		if r.Contender != stileName {
+			continue
+		}
 		if err := r.lost(); err != nil {
 			errs = append(errs, fmt.Errorf("%v: %w", r, err))
 		}
@@ -278,6 +281,8 @@ func (r row) lost() error {
 		return r.Held.Reset.err()
 	case r.Leader != nil:
 		return r.Leader.Change.err()
+	case r.Sessions != nil && r.Sessions.Forgotten+r.Sessions.Lost > 0:
+		return fmt.Errorf("%d waiters were forgotten, %d holds lost: %s", r.Sessions.Forgotten, r.Sessions.Lost, r.Sessions.FirstErr)
 	}
 	return nil
 }

@@ -79,6 +79,15 @@ func init() { // here, because the functions use measures
 				return numbers
 			},
 		},
+		{
+			name: "sessions", heading: "Sessions with one waiter each", measure: measureSessions, compared: true, table: sessionsTable,
+			sizes: func(store string) []int {
+				if store != etcdStore {
+					return nil
+				}
+				return []int{1, 10, 100, 1000, 10_000}
+			},
+		},
 	}
 }
 

@@ -24,10 +24,11 @@ type row struct {
 	Took       time.Duration `json:"took_ns"`
 	PeakMemory int64         `json:"peak_memory"` // of all processes together, in bytes
 
-	Waiters *waitersResult `json:"waiters,omitempty"`
-	Held    *heldResult    `json:"held,omitempty"`
-	Leader  *leaderResult  `json:"leader,omitempty"`
-	Names   *namesResult   `json:"names,omitempty"`
+	Waiters  *waitersResult  `json:"waiters,omitempty"`
+	Held     *heldResult     `json:"held,omitempty"`
+	Leader   *leaderResult   `json:"leader,omitempty"`
+	Names    *namesResult    `json:"names,omitempty"`
+	Sessions *sessionsResult `json:"sessions,omitempty"`
 }
 
 func (r row) String() string {

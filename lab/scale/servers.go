@@ -25,6 +25,8 @@ type servers struct {
 
 	// sample reads the counters.
 	sample func(context.Context) (sample, error)
+	// healthy returns an error unless all members answer.
+	healthy func(context.Context) error
 	// leader returns the member that leads; only of clusters.
 	leader func(context.Context) (*member, error)
 	// entries returns the number of entries in the line of a name. Its requests are not in the samples.

@@ -65,7 +65,7 @@ func measureWaiters(ctx context.Context, c config, r row) (row, error) {
 		return r, err
 	}
 	defer kill()
-	if err := awaitEntries(ctx, s, r.N+1); err != nil {
+	if err := awaitEntries(ctx, s, lockName, r.N+1); err != nil {
 		return r, errors.Join(err, kill())
 	}
 	joined, err := s.awaitQuiet(ctx, s.quietRequests(r.N))
@@ -104,7 +104,7 @@ func measureWaiters(ctx context.Context, c config, r row) (row, error) {
 func startWaiters(ctx context.Context, s *servers, r row, conn connection, flock string) (wait, kill func() error, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*joinTimeout, fmt.Errorf("the waiters need more than %v", 2*joinTimeout))
 	if r.Store != memoryStore {
-		w, err := startWorkers(ctx, worker{job: jobPass, url: s.url, contender: r.Contender, flock: flock}, r.N)
+		w, err := startWorkers(ctx, worker{job: jobPass, url: s.url, contender: r.Contender, flock: flock}, r.N, nil)
 		if err != nil {
 			cancel()
 			return nil, nil, err
@@ -120,12 +120,12 @@ func startWaiters(ctx context.Context, s *servers, r row, conn connection, flock
 	return wait, func() error { cancel(); return wait() }, nil
 }
 
-// awaitEntries waits until the line has n entries.
-func awaitEntries(ctx context.Context, s *servers, n int) error {
+// awaitEntries waits until the line of a name has n entries; on etcd, with those of the names below it.
+func awaitEntries(ctx context.Context, s *servers, name string, n int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, joinTimeout, fmt.Errorf("not all waiters have joined within %v", joinTimeout))
 	defer cancel()
 	for {
-		have, err := s.entries(ctx, lockName)
+		have, err := s.entries(ctx, name)
 		if err == nil && have >= n {
 			return nil
 		}

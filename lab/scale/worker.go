@@ -22,13 +22,14 @@ type worker struct {
 	job       string
 	url       string
 	contender string
-	n         int
+	first, n  int
 	flock     string
 }
 
 // The values of -job.
 const (
 	jobHold = "hold" // hold locks; see holder
+	jobWait = "wait" // wait for many locks, each with a session of its own
 	jobPass = "pass" // pass through one line, each waiter with a session of its own
 )
 
@@ -38,12 +39,13 @@ func (w *worker) flags(flags *flag.FlagSet) {
 	flags.StringVar(&w.url, "url", "", "for internal use")
 	flags.StringVar(&w.contender, "contender", "", "for internal use")
 	flags.StringVar(&w.flock, "flock", "", "for internal use")
+	flags.IntVar(&w.first, "first", 0, "for internal use")
 	flags.IntVar(&w.n, "count", 0, "for internal use")
 }
 
 func (w *worker) args() []string {
 	return []string{
-		"-job=" + w.job, "-url=" + w.url, "-contender=" + w.contender, "-flock=" + w.flock, "-count=" + strconv.Itoa(w.n),
+		"-job=" + w.job, "-url=" + w.url, "-contender=" + w.contender, "-flock=" + w.flock, "-first=" + strconv.Itoa(w.first), "-count=" + strconv.Itoa(w.n),
 	}
 }
 
@@ -56,6 +58,8 @@ func (w *worker) run(ctx context.Context, in io.Reader, out io.Writer) error {
 	switch w.job {
 	case jobHold:
 		return runHolder(ctx, conn, in, out)
+	case jobWait:
+		return waitEach(ctx, conn, w.first, w.n, out)
 	case jobPass:
 		debug.SetGCPercent(25) // many clients of ZooKeeper have large buffers
 		return passAll(ctx, conn, w.n, w.flock)
@@ -102,17 +106,22 @@ type workers struct {
 // maxWorkers is how many processes the waiters are divided among.
 const maxWorkers = 10
 
-// startWorkers starts the processes for n clients. ctx bounds their lives.
-func startWorkers(ctx context.Context, w worker, n int) (*workers, error) {
+// startWorkers starts the processes for n clients. ctx bounds their lives. stdout returns the standard
+// output of each; nil discards it.
+func startWorkers(ctx context.Context, w worker, n int, stdout func() io.Writer) (*workers, error) {
 	ws := &workers{}
 	left := n
 	for i := range min(maxWorkers, n) {
 		w.n = left / (min(maxWorkers, n) - i)
 		left -= w.n
 		cmd, stderr, err := w.command(ctx)
+		if err == nil && stdout != nil {
+			cmd.Stdout = stdout()
+		}
 		if err == nil {
 			err = cmd.Start()
 		}
+		w.first += w.n
 		if err != nil {
 			ws.kill()
 			return nil, err
