@@ -44,7 +44,7 @@ func ttlOf(c config, n int) time.Duration {
 	return 8 * time.Second
 }
 
-// measureHeld lets one client hold r.N locks, and resets its connections at the end.
+// measureHeld lets one client hold r.N locks, and resets its connections at the end if they are many.
 func measureHeld(ctx context.Context, c config, r row) (row, error) {
 	s, err := startServers(ctx, c, r.Store, 1)
 	if err != nil {
@@ -60,10 +60,10 @@ func measureHeld(ctx context.Context, c config, r row) (row, error) {
 	if err := result.fill(ctx, s, h, r.N); err != nil {
 		return r, err
 	}
-	if err := result.rest(ctx, s, h, r.Contender); err != nil {
+	if err := result.rest(ctx, s, h, r.Contender, r.N); err != nil {
 		return r, err
 	}
-	if r.Contender == stileName && r.Store != memoryStore {
+	if r.Contender == stileName && r.Store != memoryStore && r.N >= manyLocks {
 		result.Reset, err = survive(h, "reset", func() error { s.reset(); return nil })
 		if err != nil {
 			return r, err
@@ -100,8 +100,14 @@ func (result *heldResult) fill(ctx context.Context, s *servers, h *holder, n int
 	return err
 }
 
+// restTime is how long many locks are watched while nothing happens.
+const restTime = 8 * time.Second
+
+// manyLocks is the number of locks from which on their cost at rest is told from that of the session.
+const manyLocks = 1000
+
 // rest measures a time in which the locks are only held.
-func (result *heldResult) rest(ctx context.Context, s *servers, h *holder, contender string) error {
+func (result *heldResult) rest(ctx context.Context, s *servers, h *holder, contender string, n int) error {
 	wait := func(time.Duration) (state, error) { return h.do(command{Op: opRenewal, N: 1}) }
 	if contender != stileName {
 		wait = func(d time.Duration) (state, error) {
@@ -120,10 +126,13 @@ func (result *heldResult) rest(ctx context.Context, s *servers, h *holder, conte
 		return err
 	}
 	after := before
-	// As many renewals as there are in a TTL of 8 s, or one of a longer TTL.
-	for time.Since(began.at) < min(result.TTL, 8*time.Second) {
-		if after, err = wait(min(result.TTL, 8*time.Second)); err != nil {
+	// As many renewals as there are in 8 s, or one. Few locks are not worth more.
+	for after.Renewals == before.Renewals || n >= manyLocks && time.Since(began.at) < restTime {
+		if after, err = wait(restTime); err != nil {
 			return err
+		}
+		if contender != stileName {
+			break
 		}
 	}
 	ended, err := s.sample(ctx)
@@ -140,7 +149,7 @@ func (result *heldResult) rest(ctx context.Context, s *servers, h *holder, conte
 
 // survive lets something happen to the servers, and returns how the locks came through it.
 func survive(h *holder, event string, happen func() error) (*outageResult, error) {
-	before, err := h.do(command{Op: opRenewal, N: 1})
+	before, err := h.do(command{Op: opRenewal, N: 0})
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ func TestHeld(t *testing.T) {
 	for _, store := range stores {
 		t.Run(store, func(t *testing.T) {
 			t.Parallel()
-			for _, r := range measureOne(t, "-store", store, "-measure", "held", "-ttl", "20s", "-n", "200") {
+			for _, r := range measureOne(t, "-store", store, "-measure", "held", "-ttl", "20s", "-n", "1000") {
 				h := r.Held
 				if h.Heap <= 0 || h.Rest.Took <= 0 || h.ClientCPU <= 0 || h.Rest.CPU <= 0 {
 					t.Errorf("%v: got %+v", r, h)

@@ -105,3 +105,42 @@ func measureOne(t *testing.T, args ...string) rows {
 	}
 	return found
 }
+
+// The program fails if Stile loses a lock or forgets a waiter, and not if another contender does.
+func TestRows_lost(t *testing.T) {
+	t.Parallel()
+	lost := &outageResult{Event: "reset", Lost: 1, Renewals: 2}
+	for _, r := range []row{
+		{Contender: stileName, Held: &heldResult{Reset: lost}},
+		{Contender: stileName, Leader: &leaderResult{Change: lost}},
+		{Contender: stileName, Sessions: &sessionsResult{Lost: 1}},
+		{Contender: stileName, Sessions: &sessionsResult{Forgotten: 1}},
+	} {
+		if rows := (rows{r}); rows.lost() == nil {
+			t.Errorf("%+v: no error", r)
+		}
+		r.Contender = peers[etcdStore]
+		if err := (rows{r}).lost(); err != nil {
+			t.Errorf("of another contender: %v", err)
+		}
+	}
+	fine := &outageResult{Event: "reset", Renewals: 2}
+	all := rows{
+		{Contender: stileName, Held: &heldResult{Reset: fine}}, {Contender: stileName, Held: &heldResult{}},
+		{Contender: stileName, Leader: &leaderResult{Change: fine}}, {Contender: stileName, Sessions: &sessionsResult{}},
+		{Contender: stileName, Waiters: &waitersResult{}}, {Contender: stileName, Names: &namesResult{}},
+	}
+	if err := all.lost(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A run that takes too long stops, and says how to continue.
+func TestRun_limitsTime(t *testing.T) {
+	t.Parallel()
+	results := filepath.Join(t.TempDir(), "results")
+	err := run(t.Context(), []string{"-store", "memory", "-measure", "waiters", "-n", "1", "-idle", "1h", "-within", "10ms", "-results", results}, &bytes.Buffer{})
+	if err == nil || !strings.Contains(err.Error(), "run it again") {
+		t.Errorf("within 10 ms: got %v", err)
+	}
+}
