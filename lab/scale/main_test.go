@@ -126,9 +126,12 @@ func TestRows_lost(t *testing.T) {
 	}
 	fine := &outageResult{Event: "reset", Renewals: 2}
 	all := rows{
-		{Contender: stileName, Held: &heldResult{Reset: fine}}, {Contender: stileName, Held: &heldResult{}},
-		{Contender: stileName, Leader: &leaderResult{Change: fine}}, {Contender: stileName, Sessions: &sessionsResult{}},
-		{Contender: stileName, Waiters: &waitersResult{}}, {Contender: stileName, Names: &namesResult{}},
+		{Contender: stileName, Held: &heldResult{Reset: fine}},
+		{Contender: stileName, Held: &heldResult{}},
+		{Contender: stileName, Leader: &leaderResult{Change: fine}},
+		{Contender: stileName, Sessions: &sessionsResult{}},
+		{Contender: stileName, Waiters: &waitersResult{}},
+		{Contender: stileName, Names: &namesResult{}},
 	}
 	if err := all.lost(); err != nil {
 		t.Error(err)
