@@ -27,10 +27,10 @@ type heldResult struct {
 // outageResult is how held locks came through a reset of all connections, or a change of the leader.
 type outageResult struct {
 	Event    string        `json:"event"`
-	Until    time.Duration `json:"until_ns"` // until two renewals were confirmed
+	Until    time.Duration `json:"until_ns"` // until a renewal was confirmed
 	Failed   int           `json:"failed"`   // renewals that were not confirmed
 	Lost     int           `json:"lost"`     // locks
-	Renewals int           `json:"renewals"` // 0 or 1 if the session was lost
+	Renewals int           `json:"renewals"` // 0 if the session was lost
 }
 
 // ttlOf returns the TTL with which n locks are held.
@@ -156,7 +156,7 @@ func survive(h *holder, event string, happen func() error) (*outageResult, error
 	if err := happen(); err != nil {
 		return nil, err
 	}
-	after, err := h.do(command{Op: opRenewal, N: 2})
+	after, err := h.do(command{Op: opRenewal, N: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -244,8 +244,8 @@ func heldTable(rs rows) string {
 }
 
 func (o *outageResult) String() string {
-	text := fmt.Sprintf("%d lost, two renewals after %s", o.Lost, seconds(o.Until))
-	if o.Renewals < 2 {
+	text := fmt.Sprintf("%d lost, renewed after %s", o.Lost, seconds(o.Until))
+	if o.Renewals == 0 {
 		text = fmt.Sprintf("%d lost", o.Lost)
 	}
 	if o.Failed > 0 {

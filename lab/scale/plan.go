@@ -91,6 +91,9 @@ func init() { // here, because the functions use measures
 	}
 }
 
+// maxCompared is the largest number at which the peers are measured too.
+const maxCompared = 20_000
+
 func namesOfMeasures() (names []string) {
 	for _, m := range measures {
 		names = append(names, m.name)
@@ -109,13 +112,12 @@ func plan(c config) (keys []row) {
 			if len(sizes) > 0 && len(c.numbers) > 0 {
 				sizes = c.numbers
 			}
-			contenders := []string{stileName}
-			if peer := peers[store]; m.compared && peer != "" {
-				contenders = append(contenders, peer)
-			}
 			for _, n := range sizes {
-				for _, contender := range contenders {
-					keys = append(keys, row{Measure: m.name, Store: store, Contender: contender, N: n, Revision: revision()})
+				key := row{Measure: m.name, Store: store, Contender: stileName, N: n, Revision: revision()}
+				keys = append(keys, key)
+				if peer := peers[store]; m.compared && peer != "" && n <= maxCompared {
+					key.Contender = peer
+					keys = append(keys, key)
 				}
 			}
 		}
