@@ -244,14 +244,10 @@ func heldTable(rs rows) string {
 }
 
 func (o *outageResult) String() string {
-	text := fmt.Sprintf("%d lost, renewed after %s", o.Lost, seconds(o.Until))
-	if o.Renewals == 0 {
-		text = fmt.Sprintf("%d lost", o.Lost)
+	if o.Failed == 0 {
+		return fmt.Sprintf("%d lost", o.Lost)
 	}
-	if o.Failed > 0 {
-		text += fmt.Sprintf(", %d failed", o.Failed)
-	}
-	return text
+	return fmt.Sprintf("%d lost, renewals failed: %d", o.Lost, o.Failed)
 }
 
 func leaderTable(rs rows) string {
