@@ -107,14 +107,20 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.within, fmt.Errorf("not finished within %v; run it again to continue", c.within))
 	defer cancel()
 	keys := plan(c)
+	var failed []error
 	for _, key := range keys {
+		if ctx.Err() != nil {
+			break
+		}
 		if _, done := rows.find(key); done {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "%v: %v\n", time.Now().Format(time.TimeOnly), key)
 		r, err := measure(ctx, c, key)
-		if err != nil {
-			return fmt.Errorf("%v: %w", key, err)
+		if err != nil { // the others may succeed
+			failed = append(failed, fmt.Errorf("%v: %w", key, err))
+			fmt.Fprintln(os.Stderr, failed[len(failed)-1])
+			continue
 		}
 		rows = append(rows, r)
 		if err := json.NewEncoder(file).Encode(r); err != nil {
@@ -124,7 +130,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if _, err := io.WriteString(out, rows.of(keys).markdown()); err != nil {
 		return err
 	}
-	return rows.of(keys).lost()
+	return errors.Join(append(failed, rows.of(keys).lost(), context.Cause(ctx))...)
 }
 
 // measure measures one row, with a limit of memory.

@@ -147,3 +147,21 @@ func TestRun_limitsTime(t *testing.T) {
 		t.Errorf("within 10 ms: got %v", err)
 	}
 }
+
+// A row that fails does not keep the others from being measured, and is measured in the next run.
+func TestRun_continuesAfterFailure(t *testing.T) {
+	t.Parallel()
+	results := filepath.Join(t.TempDir(), "results")
+	args := []string{"-store", "all", "-measure", "waiters", "-n", "1", "-idle", "0s", "-etcd", "no such program", "-redis", "neither", "-results", results}
+	var out bytes.Buffer
+	if err := run(t.Context(), args, &out); err == nil || !strings.Contains(err.Error(), "no such program") {
+		t.Errorf("got %v", err)
+	}
+	rows, err := readRows(results)
+	if err != nil || len(rows) == 0 || rows[len(rows)-1].Store != memoryStore {
+		t.Errorf("got %v, %v; want the rows of the other stores", rows, err)
+	}
+	if !strings.Contains(out.String(), "| memory |") {
+		t.Errorf("printed\n%s", out.String())
+	}
+}

@@ -34,8 +34,8 @@ type measurement struct {
 	measure func(context.Context, config, row) (row, error)
 	// sizes returns the numbers that are measured on a store; none if the store is not measured.
 	sizes func(store string) []int
-	// compared is set if the peers are measured too.
-	compared bool
+	// compared is the largest number at which the peers are measured too; zero if they are not.
+	compared int
 	table    func(rows) string
 }
 
@@ -44,11 +44,11 @@ var measures []measurement
 func init() { // here, because the functions use measures
 	measures = []measurement{
 		{
-			name: "waiters", heading: "Waiters for one name", measure: measureWaiters, compared: true, table: waitersTable,
+			name: "waiters", heading: "Waiters for one name", measure: measureWaiters, compared: 2000, table: waitersTable,
 			sizes: func(string) []int { return []int{1, 10, 100, 1000, 2000} },
 		},
 		{
-			name: "held", heading: "Locks that one client holds", measure: measureHeld, compared: true, table: heldTable,
+			name: "held", heading: "Locks that one client holds", measure: measureHeld, compared: 20_000, table: heldTable,
 			sizes: func(store string) []int {
 				numbers := []int{1, 10, 100, 1000, 20_000}
 				if store == etcdStore || store == redisStore {
@@ -80,7 +80,7 @@ func init() { // here, because the functions use measures
 			},
 		},
 		{
-			name: "sessions", heading: "Sessions with one waiter each", measure: measureSessions, compared: true, table: sessionsTable,
+			name: "sessions", heading: "Sessions with one waiter each", measure: measureSessions, compared: 1000, table: sessionsTable,
 			sizes: func(store string) []int {
 				if store != etcdStore {
 					return nil
@@ -90,9 +90,6 @@ func init() { // here, because the functions use measures
 		},
 	}
 }
-
-// maxCompared is the largest number at which the peers are measured too.
-const maxCompared = 20_000
 
 func namesOfMeasures() (names []string) {
 	for _, m := range measures {
@@ -115,7 +112,7 @@ func plan(c config) (keys []row) {
 			for _, n := range sizes {
 				key := row{Measure: m.name, Store: store, Contender: stileName, N: n, Revision: revision()}
 				keys = append(keys, key)
-				if peer := peers[store]; m.compared && peer != "" && n <= maxCompared {
+				if peer := peers[store]; peer != "" && n <= m.compared {
 					key.Contender = peer
 					keys = append(keys, key)
 				}
