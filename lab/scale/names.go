@@ -144,7 +144,7 @@ func namesTable(rs rows) string {
 	for _, r := range rs {
 		n := r.Names
 		heap := "–"
-		if r.N >= 1000 { // otherwise other things matter more
+		if r.N >= 1000 && n.LinesHeap > 0 { // otherwise what else has changed matters more
 			heap = fmt.Sprintf("%.1f kB", float64(n.LinesHeap)/float64(r.N)/1000)
 		}
 		cells := []string{r.Store, strconv.Itoa(r.N), short(n.Lines), heap}
