@@ -114,7 +114,7 @@ func (result *heldResult) rest(ctx context.Context, s *servers, h *holder, conte
 			if err := sleep(ctx, d); err != nil {
 				return state{}, err
 			}
-			return h.do(command{Op: opTake, N: 0})
+			return h.do(command{Op: opRenewal})
 		}
 	}
 	before, err := wait(0)
@@ -128,7 +128,11 @@ func (result *heldResult) rest(ctx context.Context, s *servers, h *holder, conte
 	after := before
 	// As many renewals as there are in 8 s, or one. Few locks are not worth more.
 	for after.Renewals == before.Renewals || n >= manyLocks && time.Since(began.at) < restTime {
-		if after, err = wait(restTime); err != nil {
+		pause := restTime
+		if n < manyLocks {
+			pause = time.Second
+		}
+		if after, err = wait(pause); err != nil {
 			return err
 		}
 		if contender != stileName {
