@@ -102,8 +102,8 @@ func (p *proxy) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for pair := range p.pairs {
-		abort(pair[0])
-		abort(pair[1])
+		_, _ = pair[0].SetLinger(0), pair[1].SetLinger(0) // before the end of one closes the other
+		_, _ = pair[0].Close(), pair[1].Close()
 	}
 }
 
