@@ -158,7 +158,7 @@ func waitersTable(rs rows) string {
 			head = append(head, "idle: requests/s each")
 		}
 		if listed {
-			head = append(head, "listings")
+			head = append(head, "idle: listings")
 		}
 		head = append(head, "hand-over: time")
 		if counted {
