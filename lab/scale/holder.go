@@ -109,7 +109,6 @@ type holding struct {
 	renewals, failed atomic.Int64
 	renewed          chan struct{} // receives when a renewal is confirmed
 
-	mu   sync.Mutex
 	held []held
 }
 

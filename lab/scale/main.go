@@ -138,8 +138,9 @@ func measure(ctx context.Context, c config, r row) (row, error) {
 	began := time.Now()
 	ctx, peak, stop := limitMemory(ctx, c.memory)
 	defer stop()
-	i := slices.IndexFunc(measures, func(m measurement) bool { return m.name == r.Measure })
-	r, err := measures[i].measure(ctx, c, r)
+	all := measures()
+	i := slices.IndexFunc(all, func(m measurement) bool { return m.name == r.Measure })
+	r, err := all[i].measure(ctx, c, r)
 	if err != nil {
 		return r, errors.Join(err, context.Cause(ctx))
 	}

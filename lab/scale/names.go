@@ -61,7 +61,7 @@ func measureNames(ctx context.Context, c config, r row) (row, error) {
 		return r, err
 	}
 	if lines.Lines != r.N {
-		return r, fmt.Errorf("Lines has returned %d names of %d", lines.Lines, r.N)
+		return r, fmt.Errorf("got %d names from Lines, want %d", lines.Lines, r.N)
 	}
 	result := &namesResult{Lines: lines.Took, LinesHeap: lines.Heap, LinesRest: after.since(before)}
 	if r.Store != memoryStore {

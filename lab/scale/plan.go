@@ -39,10 +39,9 @@ type measurement struct {
 	table    func(rows) string
 }
 
-var measures []measurement
-
-func init() { // here, because the functions use measures
-	measures = []measurement{
+// measures returns all measurements, in order.
+func measures() []measurement {
+	return []measurement{
 		{
 			name: "waiters", heading: "Waiters for one name", measure: measureWaiters, compared: 2000, table: waitersTable,
 			sizes: func(string) []int { return []int{1, 10, 100, 1000, 2000} },
@@ -92,7 +91,7 @@ func init() { // here, because the functions use measures
 }
 
 func namesOfMeasures() (names []string) {
-	for _, m := range measures {
+	for _, m := range measures() {
 		names = append(names, m.name)
 	}
 	return names
@@ -100,7 +99,7 @@ func namesOfMeasures() (names []string) {
 
 // plan returns the keys of the rows to measure, in order.
 func plan(c config) (keys []row) {
-	for _, m := range measures {
+	for _, m := range measures() {
 		for _, store := range stores {
 			if c.measure != allValues && c.measure != m.name || c.store != allValues && c.store != store {
 				continue

@@ -88,7 +88,7 @@ func (rs rows) where(measure, store string) (found rows) {
 // markdown returns the tables.
 func (rs rows) markdown() string {
 	var b strings.Builder
-	for _, m := range measures {
+	for _, m := range measures() {
 		if found := rs.where(m.name, ""); len(found) > 0 {
 			fmt.Fprintf(&b, "%s\n\n%s\n", m.heading, m.table(found))
 		}

@@ -64,7 +64,7 @@ func measureWaiters(ctx context.Context, c config, r row) (row, error) {
 	if err != nil {
 		return r, err
 	}
-	defer kill()
+	defer func() { _ = kill() }()
 	if err := awaitEntries(ctx, s, lockName, r.N+1); err != nil {
 		return r, errors.Join(err, kill())
 	}
