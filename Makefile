@@ -162,10 +162,12 @@ torture-guards: servers ## three minutes: stop holders within guarded writes, PA
 soak: build ## ten minutes: measure stile serve with 10 000 sessions and 100 000 entries
 	go run ./lab/soak -stile $(BIN)/stile
 
+MEASURE ?= all
 .PHONY: scale
-scale: servers ## five minutes: measure up to 2000 waiters for one lock on etcd; resumes
+scale: STORE = all
+scale: servers build ## 25 minutes: what grows with waiters, held locks, names and sessions, on STORE=etcd, redis, zk, memory or all; MEASURE=waiters; resumes
 	cd lab && GOWORK=off go build -o $(BIN)/scale ./scale
-	$(BIN)/scale -etcd $(BIN)/etcd -results $(BIN)/scale.jsonl
+	$(BIN)/scale -store $(STORE) -measure $(MEASURE) -etcd $(BIN)/etcd -stile $(BIN)/stile -results $(BIN)/scale.jsonl
 
 FUZZTIME ?= 10s
 .PHONY: fuzz-short

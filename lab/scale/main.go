@@ -1,20 +1,19 @@
 //go:build linux
 
-// The scale program measures how the cost of a lock grows with the number of its waiters, on etcd:
-// what it costs to join the line, to wait in it, and to be admitted. `make scale` runs it.
+// The scale program measures how the cost of a lock grows with numbers: of the waiters for one name,
+// of the names that one client holds, of the names in the store, and of the sessions. `make scale`
+// runs it, on etcd, Redis, ZooKeeper and in memory.
 //
-// The waiters are in ten processes, each waiter with a session of its own, and the processes have
-// one connection each. Rows alternate between Stile and the stock mutex of the etcd client. A row
-// that is in the file of results is not measured again, so an interrupted run can be continued.
-// What is counted comes from the server's own metrics. Times depend on the machine, and on what
-// else it does; requests, messages and bytes hardly do.
+// Each row has servers of its own, and clients in processes of their own. A row that is in the file
+// of results is not measured again, so an interrupted run can be continued. What is counted comes
+// from the server, or from a proxy before it. Times depend on the machine, and on what else it does;
+// requests, messages and bytes hardly do.
 //
-// All waiters take one flock(2) while they hold the lock. The program exits with 1 if one of them
-// finds it taken, or if a waiter does not pass.
+// The program exits with 1 if two waiters hold a lock at once, if a waiter is forgotten, if a held lock
+// is lost, or if the processes together exceed the limit of memory.
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +23,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,31 +45,55 @@ func main() {
 // config holds the values of the flags.
 type config struct {
 	etcd    string
+	redis   string
+	stile   string
+	store   string
+	measure string
 	results string
-	waiters []int
+	numbers []int // empty: those of the plan
 	idle    time.Duration
+	within  time.Duration
+	memory  int64         // bytes
+	ttl     time.Duration // of held locks; zero for that of the plan
 	worker  worker
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
-	c := config{waiters: []int{1, 10, 100, 1000, 2000}}
+	c := config{}
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
+	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
+	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`")
+	flags.StringVar(&c.store, "store", allValues, "the store: "+strings.Join(stores, ", ")+" or all")
+	flags.StringVar(&c.measure, "measure", allValues, "what to measure: "+strings.Join(namesOfMeasures(), ", ")+" or all")
 	flags.StringVar(&c.results, "results", "scale.jsonl", "the `file` of results; rows that are in it are not measured again")
-	flags.DurationVar(&c.idle, "idle", 10*time.Second, "how long the waiters are watched while nothing happens")
-	flags.Func("waiters", "numbers of waiters, separated by commas (default 1,10,100,1000,2000)", func(s string) (err error) {
-		c.waiters, err = parseNumbers(s)
+	flags.DurationVar(&c.idle, "idle", 5*time.Second, "how long the clients are watched while nothing happens")
+	flags.DurationVar(&c.ttl, "ttl", 0, "the TTL of held locks, instead of that of the plan")
+	flags.DurationVar(&c.within, "within", 25*time.Minute, "how long the program may take; it then stops, and can be continued")
+	flags.Func("memory", "how many `MB` the processes of one row may use together (default 10000)", func(s string) error {
+		mb, err := strconv.ParseInt(s, 10, 32)
+		c.memory = mb * 1e6
 		return err
 	})
+	flags.Func("n", "numbers instead of those of the plan, separated by commas", func(s string) (err error) {
+		c.numbers, err = parseNumbers(s)
+		return err
+	})
+	c.memory = 10e9
 	c.worker.flags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if c.worker.endpoint != "" {
-		return c.worker.run(ctx)
+	if c.worker.job != "" {
+		return c.worker.run(ctx, os.Stdin, out)
 	}
-	if flags.NArg() > 0 || c.idle < 0 {
-		return errors.New("want only flags, and -idle of at least 0")
+	switch {
+	case flags.NArg() > 0 || c.idle < 0 || c.ttl < 0 || c.within <= 0 || c.memory <= 0:
+		return errors.New("want only flags, -idle and -ttl of at least 0, and positive -within and -memory")
+	case c.store != allValues && !slices.Contains(stores, c.store):
+		return fmt.Errorf("-store %s: want %s or all", c.store, strings.Join(stores, ", "))
+	case c.measure != allValues && !slices.Contains(namesOfMeasures(), c.measure):
+		return fmt.Errorf("-measure %s: want %s or all", c.measure, strings.Join(namesOfMeasures(), ", "))
 	}
 	rows, err := readRows(c.results)
 	if err != nil {
@@ -80,32 +104,55 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer file.Close()
-	for _, n := range c.waiters {
-		for _, contender := range contenders {
-			key := row{Contender: contender, Waiters: n, Revision: revision()}
-			if _, done := rows.find(key); done {
-				continue
-			}
-			fmt.Fprintf(os.Stderr, "%s, %d waiters\n", contender, n)
-			r, err := measure(ctx, c, key)
-			if err != nil {
-				return fmt.Errorf("%s with %d waiters: %w", contender, n, err)
-			}
-			rows = append(rows, r)
-			if err := json.NewEncoder(file).Encode(r); err != nil {
-				return err
-			}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.within, fmt.Errorf("not finished within %v; run it again to continue", c.within))
+	defer cancel()
+	keys := plan(c)
+	var failed []error
+	for _, key := range keys {
+		if ctx.Err() != nil {
+			break
+		}
+		if _, done := rows.find(key); done {
+			continue
+		}
+		fmt.Fprintf(os.Stderr, "%v: %v\n", time.Now().Format(time.TimeOnly), key)
+		r, err := measure(ctx, c, key)
+		if err != nil { // the others may succeed
+			failed = append(failed, fmt.Errorf("%v: %w", key, err))
+			fmt.Fprintln(os.Stderr, failed[len(failed)-1])
+			continue
+		}
+		rows = append(rows, r)
+		if err := json.NewEncoder(file).Encode(r); err != nil {
+			return err
 		}
 	}
-	_, err = io.WriteString(out, rows.of(revision(), c.waiters).markdown())
-	return err
+	if _, err := io.WriteString(out, rows.of(keys).markdown()); err != nil {
+		return err
+	}
+	return errors.Join(append(failed, rows.of(keys).lost(), context.Cause(ctx))...)
+}
+
+// measure measures one row, with a limit of memory.
+func measure(ctx context.Context, c config, r row) (row, error) {
+	began := time.Now()
+	ctx, peak, stop := limitMemory(ctx, c.memory)
+	defer stop()
+	all := measures()
+	i := slices.IndexFunc(all, func(m measurement) bool { return m.name == r.Measure })
+	r, err := all[i].measure(ctx, c, r)
+	if err != nil {
+		return r, errors.Join(err, context.Cause(ctx))
+	}
+	r.Took, r.PeakMemory = time.Since(began), peak()
+	return r, nil
 }
 
 func parseNumbers(s string) (numbers []int, err error) {
 	for text := range strings.SplitSeq(s, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
-			return nil, fmt.Errorf("%q is not a number of waiters", text)
+			return nil, fmt.Errorf("%q is not a positive number", text)
 		}
 		numbers = append(numbers, n)
 	}
@@ -131,25 +178,4 @@ func revision() string {
 		}
 	}
 	return rev
-}
-
-// readRows reads a file of results. A file that does not exist has none. An incomplete last line,
-// which an interrupted run may leave, is ignored.
-func readRows(path string) (rows rows, err error) {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		var r row
-		if json.Unmarshal(lines.Bytes(), &r) == nil {
-			rows = append(rows, r)
-		}
-	}
-	return rows, lines.Err()
 }

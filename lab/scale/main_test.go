@@ -14,7 +14,7 @@ import (
 
 // TestMain makes the test binary a worker if it is started as one.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "-endpoint=") {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "-job=") {
 		main()
 		os.Exit(0)
 	}
@@ -24,13 +24,14 @@ func TestMain(m *testing.M) {
 // All rows are measured once: a second run finds them in the file of results, though its last line
 // is incomplete.
 func TestRun_resumes(t *testing.T) {
+	t.Parallel()
 	results := filepath.Join(t.TempDir(), "results")
-	args := []string{"-etcd", testservers.Binary(t, "etcd"), "-results", results, "-idle", "0s", "-waiters", "1,12"}
+	args := []string{"-etcd", testservers.Binary(t, "etcd"), "-results", results, "-store", "etcd", "-measure", "waiters", "-idle", "0s", "-n", "1,12"}
 	var first bytes.Buffer
 	if err := run(t.Context(), args, &first); err != nil {
 		t.Fatal(err)
 	}
-	for _, contender := range contenders {
+	for _, contender := range []string{stileName, peers[etcdStore]} {
 		if n := strings.Count(first.String(), "| "+contender+" |"); n != 2 {
 			t.Errorf("got %d rows of %s, want 2:\n%s", n, contender, first.String())
 		}
@@ -56,9 +57,111 @@ func TestRun_resumes(t *testing.T) {
 }
 
 func TestRun_invalidArguments(t *testing.T) {
-	for _, args := range [][]string{{"-waiters", "0"}, {"-waiters", "1,,2"}, {"-waiters", "x"}, {"-idle", "-1s"}, {"more"}} {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"-n", "0"},
+		{"-n", "1,,2"},
+		{"-n", "x"},
+		{"-idle", "-1s"},
+		{"-within", "0s"},
+		{"-memory", "x"},
+		{"-memory", "-1"},
+		{"-store", "postgres"},
+		{"-measure", "everything"},
+		{"more"},
+	} {
 		if err := run(t.Context(), append(args, "-results", filepath.Join(t.TempDir(), "results")), &bytes.Buffer{}); err == nil {
 			t.Errorf("run with %q succeeded", args)
 		}
+	}
+}
+
+// A row whose processes need more memory than allowed is not measured, and its processes end.
+func TestRun_limitsMemory(t *testing.T) {
+	t.Parallel()
+	results := filepath.Join(t.TempDir(), "results")
+	err := run(t.Context(), []string{"-store", "memory", "-measure", "waiters", "-n", "1", "-idle", "1m", "-memory", "1", "-results", results}, &bytes.Buffer{})
+	if err == nil || !strings.Contains(err.Error(), "-memory") {
+		t.Errorf("with a limit of 1 MB: got %v", err)
+	}
+	if rows, err := readRows(results); err != nil || len(rows) > 0 {
+		t.Errorf("got the rows %v, %v; want none", rows, err)
+	}
+}
+
+// measureOne measures the only row of a store and a number, or a row of each contender.
+func measureOne(t *testing.T, args ...string) rows {
+	t.Helper()
+	results := filepath.Join(t.TempDir(), "results")
+	args = append(args, "-etcd", testservers.Binary(t, "etcd"), "-results", results)
+	var out bytes.Buffer
+	if err := run(t.Context(), args, &out); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(out.String())
+	found, err := readRows(results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// The program fails if Stile loses a lock or forgets a waiter, and not if another contender does.
+func TestRows_lost(t *testing.T) {
+	t.Parallel()
+	lost := &outageResult{Event: "reset", Lost: 1, Renewals: 2}
+	for _, r := range []row{
+		{Contender: stileName, Held: &heldResult{Reset: lost}},
+		{Contender: stileName, Leader: &leaderResult{Change: lost}},
+		{Contender: stileName, Sessions: &sessionsResult{Lost: 1}},
+		{Contender: stileName, Sessions: &sessionsResult{Forgotten: 1}},
+	} {
+		if rows := (rows{r}); rows.lost() == nil {
+			t.Errorf("%+v: no error", r)
+		}
+		r.Contender = peers[etcdStore]
+		if err := (rows{r}).lost(); err != nil {
+			t.Errorf("of another contender: %v", err)
+		}
+	}
+	fine := &outageResult{Event: "reset", Renewals: 2}
+	all := rows{
+		{Contender: stileName, Held: &heldResult{Reset: fine}},
+		{Contender: stileName, Held: &heldResult{}},
+		{Contender: stileName, Leader: &leaderResult{Change: fine}},
+		{Contender: stileName, Sessions: &sessionsResult{}},
+		{Contender: stileName, Waiters: &waitersResult{}},
+		{Contender: stileName, Names: &namesResult{}},
+	}
+	if err := all.lost(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A run that takes too long stops, and says how to continue.
+func TestRun_limitsTime(t *testing.T) {
+	t.Parallel()
+	results := filepath.Join(t.TempDir(), "results")
+	err := run(t.Context(), []string{"-store", "memory", "-measure", "waiters", "-n", "1", "-idle", "1h", "-within", "10ms", "-results", results}, &bytes.Buffer{})
+	if err == nil || !strings.Contains(err.Error(), "run it again") {
+		t.Errorf("within 10 ms: got %v", err)
+	}
+}
+
+// A row that fails does not keep the others from being measured, and is measured in the next run.
+func TestRun_continuesAfterFailure(t *testing.T) {
+	t.Parallel()
+	results := filepath.Join(t.TempDir(), "results")
+	args := []string{"-store", "all", "-measure", "waiters", "-n", "1", "-idle", "0s", "-etcd", "no such program", "-redis", "neither", "-results", results}
+	var out bytes.Buffer
+	if err := run(t.Context(), args, &out); err == nil || !strings.Contains(err.Error(), "no such program") {
+		t.Errorf("got %v", err)
+	}
+	rows, err := readRows(results)
+	if err != nil || len(rows) == 0 || rows[len(rows)-1].Store != memoryStore {
+		t.Errorf("got %v, %v; want the rows of the other stores", rows, err)
+	}
+	if !strings.Contains(out.String(), "| memory |") {
+		t.Errorf("printed\n%s", out.String())
 	}
 }

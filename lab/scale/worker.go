@@ -3,68 +3,88 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"runtime/debug"
+	"strconv"
 	"sync"
 	"syscall"
-	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
-	"go.uber.org/zap"
-
-	"github.com/stilelock/stile"
-	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// contenders are the locks that are measured.
-var contenders = []string{"stile", "concurrency.Mutex"}
-
-// ttl is that of all sessions, long enough for a busy machine.
-const ttl = time.Minute
-
-// worker is a process with some of the waiters.
+// worker is a process with some of the clients.
 type worker struct {
-	endpoint  string
+	job       string
+	url       string
 	contender string
-	waiters   int
+	first, n  int
 	flock     string
 }
 
+// The values of -job.
+const (
+	jobHold = "hold" // hold locks; see holder
+	jobWait = "wait" // wait for many locks, each with a session of its own
+	jobPass = "pass" // pass through one line, each waiter with a session of its own
+)
+
 // flags defines the flags with which a worker is started.
 func (w *worker) flags(flags *flag.FlagSet) {
-	flags.StringVar(&w.endpoint, "endpoint", "", "for internal use: run a worker")
+	flags.StringVar(&w.job, "job", "", "for internal use: run a worker")
+	flags.StringVar(&w.url, "url", "", "for internal use")
 	flags.StringVar(&w.contender, "contender", "", "for internal use")
 	flags.StringVar(&w.flock, "flock", "", "for internal use")
-	flags.IntVar(&w.waiters, "n", 0, "for internal use")
+	flags.IntVar(&w.first, "first", 0, "for internal use")
+	flags.IntVar(&w.n, "count", 0, "for internal use")
 }
 
-// run waits for the lock with each of the worker's sessions, and returns when all have had it.
-func (w *worker) run(ctx context.Context) error {
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{w.endpoint}, Logger: zap.NewNop()})
+func (w *worker) args() []string {
+	return []string{
+		"-job=" + w.job, "-url=" + w.url, "-contender=" + w.contender, "-flock=" + w.flock, "-first=" + strconv.Itoa(w.first), "-count=" + strconv.Itoa(w.n),
+	}
+}
+
+func (w *worker) run(ctx context.Context, in io.Reader, out io.Writer) error {
+	conn, err := connect(ctx, w.contender, w.url)
 	if err != nil {
 		return err
 	}
-	defer cli.Close()
-	errs := make([]error, w.waiters)
+	defer conn.close()
+	switch w.job {
+	case jobHold:
+		return runHolder(ctx, conn, in, out)
+	case jobWait:
+		return waitEach(ctx, conn, w.first, w.n, out)
+	case jobPass:
+		debug.SetGCPercent(25) // many clients of ZooKeeper have large buffers
+		return passAll(ctx, conn, w.n, w.flock)
+	}
+	return fmt.Errorf("unknown job %q", w.job)
+}
+
+// passAll waits for the lock with n sessions, and returns when all have had it.
+func passAll(ctx context.Context, conn connection, n int, flock string) error {
+	errs := make([]error, n)
 	var running sync.WaitGroup
 	for i := range errs {
-		running.Go(func() { errs[i] = w.pass(ctx, cli) })
+		running.Go(func() { errs[i] = pass(ctx, conn, flock) })
 	}
 	running.Wait()
 	return errors.Join(errs...)
 }
 
 // pass waits for the lock and releases it.
-func (w *worker) pass(ctx context.Context, cli *clientv3.Client) error {
-	unlock, err := lockWith(ctx, w.contender, cli)
+func pass(ctx context.Context, conn connection, flock string) error {
+	unlock, err := lockOnce(ctx, conn, lockName)
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(w.flock)
+	f, err := os.Open(flock)
 	if err != nil {
 		return err
 	}
@@ -77,30 +97,72 @@ func (w *worker) pass(ctx context.Context, cli *clientv3.Client) error {
 	return unlock(ctx)
 }
 
-// lockWith acquires the lock with a session of its own. unlock releases it and closes the session.
-func lockWith(ctx context.Context, contender string, cli *clientv3.Client) (unlock func(context.Context) error, err error) {
-	if contender == "stile" {
-		st, err := etcdstore.New(cli, nil)
-		if err != nil {
-			return nil, err
-		}
-		c, err := stile.New(st, &stile.Options{TTL: ttl})
-		if err != nil {
-			return nil, err
-		}
-		hold, err := c.Mutex(lockName).Lock(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return func(ctx context.Context) error { return errors.Join(hold.Release(ctx), c.Close(ctx)) }, nil
-	}
-	session, err := concurrency.NewSession(cli, concurrency.WithTTL(int(ttl.Seconds())), concurrency.WithContext(ctx))
-	if err != nil {
-		return nil, err
-	}
-	mutex := concurrency.NewMutex(session, lockName)
-	if err := mutex.Lock(ctx); err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error { return errors.Join(mutex.Unlock(ctx), session.Close()) }, nil
+// workers are processes with clients.
+type workers struct {
+	cmds   []*exec.Cmd
+	stderr []*bytes.Buffer
 }
+
+// maxWorkers is how many processes the waiters are divided among.
+const maxWorkers = 10
+
+// startWorkers starts the processes for n clients. ctx bounds their lives. stdout returns the standard
+// output of each; nil discards it.
+func startWorkers(ctx context.Context, w worker, n int, stdout func() io.Writer) (*workers, error) {
+	ws := &workers{}
+	left := n
+	for i := range min(maxWorkers, n) {
+		w.n = left / (min(maxWorkers, n) - i)
+		left -= w.n
+		cmd, stderr, err := w.command(ctx)
+		if err == nil && stdout != nil {
+			cmd.Stdout = stdout()
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
+		w.first += w.n
+		if err != nil {
+			ws.kill()
+			return nil, err
+		}
+		ws.cmds, ws.stderr = append(ws.cmds, cmd), append(ws.stderr, stderr)
+	}
+	return ws, nil
+}
+
+// command returns the command that runs the worker.
+func (w *worker) command(ctx context.Context) (*exec.Cmd, *bytes.Buffer, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, w.args()...)
+	stderr := &bytes.Buffer{}
+	cmd.Stderr = stderr
+	return cmd, stderr, nil
+}
+
+// wait waits until all workers have succeeded.
+func (w *workers) wait() error {
+	var errs []error
+	for i, cmd := range w.cmds {
+		if err := cmd.Wait(); err != nil {
+			errs = append(errs, fmt.Errorf("a worker failed: %w: %s", err, tail(w.stderr[i].String())))
+		}
+	}
+	w.cmds = nil
+	return errors.Join(errs...)
+}
+
+// err kills the workers and returns how they ended.
+func (w *workers) err() error {
+	for _, cmd := range w.cmds {
+		_ = cmd.Process.Kill()
+	}
+	return w.wait()
+}
+
+func (w *workers) kill() { _ = w.err() }
+
+func tail(text string) string { return text[max(0, len(text)-500):] }
