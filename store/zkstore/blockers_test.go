@@ -97,7 +97,7 @@ func TestBlockerCheckDue_countsWaitingOnly(t *testing.T) {
 	if w.blockerCheckDue(later.Add(interval)) {
 		t.Error("a check is due too early")
 	}
-	if !w.blockerCheckDue(later.Add(interval*9/8)) {
+	if !w.blockerCheckDue(later.Add(interval * 9 / 8)) {
 		t.Error("no check is due")
 	}
 }
