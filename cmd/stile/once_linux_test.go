@@ -312,7 +312,8 @@ func TestOnce_outage(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	m.setenv("STILE_URL", s.url)
-	c := m.once("--key", "v1", "job", "--", "sh", "-c", "trap '' TERM; "+countedScript)
+	// With a shorter TTL a slow script would be stopped, because renewals fail.
+	c := m.once("--key", "v1", "--ttl", "4m", "job", "--", "sh", "-c", "trap '' TERM; "+countedScript)
 	m.awaitStarts(1)
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
