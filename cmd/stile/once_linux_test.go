@@ -288,8 +288,8 @@ func TestOnce_lostBeforeRecord(t *testing.T) {
 	m.expectStarts(4)
 }
 
-// stile stands still while the command ends and the lock expires. The success came in time, but nobody can tell:
-// it is not recorded, and the command runs again.
+// stile is stopped while the command ends and the lock expires. When it goes on, it cannot know whether the
+// command succeeded in time: the success is not recorded, and the command runs again.
 func TestOnce_expiredBeforeRecord(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)

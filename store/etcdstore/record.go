@@ -15,7 +15,7 @@ import (
 // puts it names the revision that it replaces, so an attempt that is carried out late, after another
 // write, has no effect. For the same reason a removed record leaves a key without a value: after a
 // deletion, an old attempt to put the first record could not be told from a new one. If the entry is
-// exclusive, that key is under the session's lease: nobody else has attempts under way, and no attempt
+// exclusive, that key is under the session's lease: no other client has attempts under way, and no attempt
 // has an effect after its session has ended. Otherwise it stays until an exclusive entry replaces it.
 func (e *entry) setRecord(ctx context.Context, value []byte) error {
 	se, s := e.session, e.session.store

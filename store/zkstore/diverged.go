@@ -127,7 +127,7 @@ func (w *lineWatch) takeBlockers(now time.Time) []blocker {
 
 // decisive returns the entries ahead on whose departure the entry's next step depends. Each entry ahead
 // becomes one of them at last, when those before it have left. Usually it is the first that blocks the
-// entry. Of slots it is any holder, because the others may stay; if there are very many, some of them.
+// entry. For a slot it is any of the holders, because the others may stay; of very many, some are chosen.
 func (e *entry) decisive() []listedEntry {
 	slots := e.req.Mode.Slots()
 	if slots == 0 {
@@ -140,7 +140,7 @@ func (e *entry) decisive() []listedEntry {
 }
 
 // checkBlockers asks the leader whether entries exist, and leaves the server if it shows one that does
-// not. A reply that is not a verdict on an entry, as a lost connection or an ACL, changes nothing.
+// not. A lost connection or a missing right to read an entry changes nothing.
 func (se *session) checkBlockers(bs []blocker) {
 	se.mu.Lock()
 	early := !se.serverLeft.IsZero() && time.Since(se.serverLeft) < se.blockerCheckInterval()

@@ -7,7 +7,7 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// A completed name comes with who holds the lock.
+// The description of a completed name says who holds the lock.
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	slot, reader := bob(), ann()
