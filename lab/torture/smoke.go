@@ -35,7 +35,7 @@ func newSmoke() *cobra.Command {
 		Long: `Smoke runs every mutant of Stile until the harness catches it. It also runs Stile itself for a short time: on one etcd and on
 three with faults, and on three without; and each of the workloads with more than one exclusive lock once.
 
-The last line is a summary. It exits with 0 if every mutant was caught and Stile broke no rule.`,
+It ends with the rules that Stile broke and a summary. It exits with 0 if every mutant was caught and Stile broke no rule.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return smoke(cmd.Context(), out, duration) },
 	}
@@ -53,15 +53,22 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 	var errMutants error
 	var mutantRuns sync.WaitGroup
 	mutantRuns.Go(func() { escaped, errMutants = catchAll(ctx, out, mutants) })
-	verdicts, err := runStile(ctx, out, duration)
+	runs, err := runStile(ctx, out, duration)
 	mutantRuns.Wait()
 	if err := errors.Join(err, errMutants); err != nil {
 		return err
 	}
+	var verdicts []*verdict.Verdict
 	broken, conceded := 0, 0
-	for _, v := range verdicts {
-		broken += len(v.Broken())
-		conceded += v.Conceded()
+	for _, r := range runs {
+		verdicts = append(verdicts, r.verdict)
+		broken += len(r.verdict.Broken())
+		conceded += r.verdict.Conceded()
+		for _, violation := range r.verdict.Violations {
+			if violation.Conceded == "" {
+				fmt.Printf("BROKEN %s: %s\n  %s\n  history and reports: %s\n", violation.Rule, violation.What, r.flags.command(), r.flags.out)
+			}
+		}
 	}
 	fmt.Printf("%d of %d mutants caught; stile: %s; %d rules broken, %d violations conceded; %v\n", len(mutants)-len(escaped), len(mutants),
 		summarize(verdicts...), broken, conceded, time.Since(began).Round(time.Second))
@@ -79,9 +86,15 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 // arrive.
 const fairTTL = 10 * time.Second
 
+// judgedRun is a run of Stile itself and what was found in its history.
+type judgedRun struct {
+	flags   runFlags
+	verdict *verdict.Verdict
+}
+
 // runStile runs Stile itself and judges it.
-func runStile(ctx context.Context, out string, duration time.Duration) ([]*verdict.Verdict, error) {
-	var verdicts []*verdict.Verdict
+func runStile(ctx context.Context, out string, duration time.Duration) ([]judgedRun, error) {
+	var runs []judgedRun
 	for _, f := range []runFlags{
 		{target: "stile@etcd", faults: "holder-pause,holder-kill,holder-deaf,evict,reset"},
 		{target: "stile@etcd3", faults: "leader-kill,leader-isolate,follower-isolate,holder-pause"},
@@ -102,10 +115,10 @@ func runStile(ctx context.Context, out string, duration time.Duration) ([]*verdi
 		if err != nil {
 			return nil, err
 		}
-		verdicts = append(verdicts, v)
+		runs = append(runs, judgedRun{f, v})
 		fmt.Printf("%s, %s, %s: %s: %s\n", f.target, f.workload, f.faults, summarize(v), report.Summary(v))
 	}
-	return verdicts, nil
+	return runs, nil
 }
 
 // summarize adds up the figures of verdicts.
