@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -77,12 +78,17 @@ func (o *redisServers) receive(ctx context.Context, events <-chan *redis.Message
 func (o *redisServers) Remaining(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	for _, cli := range o.clients {
+		now, err := cli.Time(ctx).Result()
+		if err != nil {
+			return nil, err
+		}
 		keys := cli.Scan(ctx, 0, "*", 1000).Iterator()
 		for keys.Next(ctx) {
 			key := keys.Val()
-			beside := strings.Contains(key, "//")
-			if left, err := cli.PTTL(ctx, key).Result(); err != nil || beside && left > 0 || strings.HasSuffix(key, "//names") || strings.HasSuffix(key, "//r") {
-				continue // after an error of the server, keys.Err returns one too
+			if remains, err := remains(ctx, cli, key, now); err != nil {
+				return nil, err
+			} else if !remains {
+				continue
 			}
 			lock := strings.Trim(strings.SplitN(key, "//", 2)[0], "{}")
 			left[lock] = append(left[lock], key+" on "+cli.Options().Addr)
@@ -92,6 +98,23 @@ func (o *redisServers) Remaining(ctx context.Context) (map[string][]string, erro
 		}
 	}
 	return left, nil
+}
+
+// remains reports whether [redisServers.Remaining] names a key. While a waiter has a lease, only clients that
+// ask for the same kind of lock are admitted, even if nobody holds it.
+func remains(ctx context.Context, cli *redis.Client, key string, now time.Time) (bool, error) {
+	switch {
+	case strings.HasSuffix(key, "//names"), strings.HasSuffix(key, "//r"):
+		return false, nil
+	case strings.HasSuffix(key, "//x"):
+		leases, err := cli.ZCount(ctx, key, strconv.FormatInt(now.UnixMilli(), 10), "+inf").Result()
+		return leases > 0, err
+	case strings.Contains(key, "//"):
+		ttl, err := cli.PTTL(ctx, key).Result()
+		return ttl <= 0, err
+	default:
+		return true, nil
+	}
 }
 
 // Evict deletes the lock's own key, all or not: the waiters are in keys of Stile's own, which
