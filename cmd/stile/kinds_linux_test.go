@@ -225,7 +225,7 @@ func TestRun_invalidKinds(t *testing.T) {
 		{[]string{"--slots", "100000000", "demo", "true"}, []string{"--slots", "must be a number from 1 to "}},
 		{[]string{"--all", "-s", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
 		{[]string{"--all", "--slots", "2", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
-		{[]string{"--all", "--", "true"}, []string{"--all takes several names, which end at --", "--help"}},
+		{[]string{"--all", "--", "true"}, []string{"--all takes one or more names before --", "--help"}},
 		{[]string{"--all", "a", "b", "--"}, []string{"no command to run"}},
 		{[]string{"--all", "a", "b", "true"}, []string{"--all", "end at --", "--help"}},
 		{[]string{"--all", "a//b", "b", "--", "true"}, []string{"invalid lock name", `"a//b"`}},

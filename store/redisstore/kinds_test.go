@@ -177,7 +177,7 @@ func TestEnqueue_repetitionFindsEntryOfOtherKind(t *testing.T) {
 	s.await(t, store.Admitted)
 }
 
-// An entry whose lease has ended is not in the line anymore, even if no request has removed it yet.
+// An entry whose lease has ended is not in the line any more, even if no request has removed it yet.
 // Promise: P4
 func TestEnqueue_kindOfExpiredEntries(t *testing.T) {
 	t.Parallel()

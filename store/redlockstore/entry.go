@@ -219,7 +219,7 @@ func (e *entry) watchRemoval() {
 
 // evict ends an entry that no majority of the masters has, while its session lives on.
 func (e *entry) evict() {
-	cause := fmt.Errorf("%s: %w: no majority of the masters has it anymore", e.session.store, store.ErrGone)
+	cause := fmt.Errorf("%s: %w: no majority of the masters has it any more", e.session.store, store.ErrGone)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state != admitted && e.state != detached {
@@ -322,7 +322,7 @@ func (e *entry) awaitRemoval(ctx context.Context) (presence, error) {
 // [store.ErrGone].
 func (e *entry) goneErr(op string, why error) error {
 	if why == nil {
-		why = errors.New("the masters do not have the entry anymore")
+		why = errors.New("the masters do not have the entry any more")
 	}
 	return fmt.Errorf("%s: %s: %w: %w", e.session.store, op, store.ErrGone, why)
 }

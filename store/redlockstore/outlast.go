@@ -80,7 +80,7 @@ func (e *entry) applyDetachment(k *detachment) {
 		case kept:
 			return
 		case lost:
-			k.err = fmt.Errorf("%w: no majority of the masters has it anymore", store.ErrGone)
+			k.err = fmt.Errorf("%w: no majority of the masters has it any more", store.ErrGone)
 			e.evict()
 			return
 		case s.life.Err() != nil || e.session.checkAlive() != nil || !e.isCurrent(k):

@@ -233,7 +233,7 @@ func (g *group) add(se *session) error {
 }
 
 // leaving reports whether an entry was created by this group and is being removed, so that no line
-// follows it anymore.
+// follows it any more.
 func (g *group) leaving(dir string, holder store.Entry) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

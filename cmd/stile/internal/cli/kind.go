@@ -27,8 +27,8 @@ type kind struct {
 func (k *kind) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVarP(&k.shared, "shared", "s", false, "share the lock with others that use -s, as the readers of a read-write lock")
 	flags.BoolVarP(&k.exclusive, "exclusive", "x", false, "exclude all others; the default")
-	flags.Var(&k.slots, "slots", "take one of `N` slots: as many holders at a time; all must name the same N")
-	flags.BoolVar(&k.all, "all", false, "take the locks of all NAMEs, which end at --, or none of them")
+	flags.Var(&k.slots, "slots", "take one of `N` slots, so that at most N clients hold the lock at a time; all must name the same N")
+	flags.BoolVar(&k.all, "all", false, "take the locks of all NAMEs, or none of them")
 }
 
 func (k kind) check() error {
