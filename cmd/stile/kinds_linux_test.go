@@ -227,7 +227,7 @@ func TestRun_invalidKinds(t *testing.T) {
 		{[]string{"--all", "--slots", "2", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
 		{[]string{"--all", "--", "true"}, []string{"--all takes one or more names before --", "--help"}},
 		{[]string{"--all", "a", "b", "--"}, []string{"no command to run"}},
-		{[]string{"--all", "a", "b", "true"}, []string{"--all", "end at --", "--help"}},
+		{[]string{"--all", "a", "b", "true"}, []string{"--all", "names before --", "--help"}},
 		{[]string{"--all", "a//b", "b", "--", "true"}, []string{"invalid lock name", `"a//b"`}},
 	} {
 		m.run(c.args...).expectExit(125, c.parts...)
