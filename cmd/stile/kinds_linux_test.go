@@ -183,9 +183,9 @@ func TestRun_allWaitingLine(t *testing.T) {
 	c := m.atTerminal(stile, "run", "--ttl", longTTL, "--all", "a", "b", "--", "echo", "the command")
 	c.awaitScreen(`stile: "b": held by `)
 	c.awaitScreen(fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
-	c.awaitScreen("; 2 come first; waited ")
+	c.awaitScreen("; 2 ahead; waited ")
 	if strings.Contains(c.screenText(), "next in line") {
-		t.Errorf("got %q, want two come first, not next in line", c.screenText())
+		t.Errorf("got %q, want 2 ahead, not next in line", c.screenText())
 	}
 	m.stile("break", "b", "--token", strconv.FormatUint(m.show("b").Waiters[0].Token, 10)).expectExit(0) // it rejoins at the end
 	c.awaitScreen("; next in line; waited ")

@@ -56,7 +56,7 @@ type hold interface {
 // other.
 type pendingHold struct {
 	ready <-chan struct{}
-	// ahead returns how many entries come first, given the line as it was read last; -1 if that is unknown.
+	// ahead returns how many entries are ahead, given the line as it was read last; -1 if that is unknown.
 	ahead func(line stile.Line) int
 	// wait returns the hold, and gives the attempt up when ctx ends.
 	wait func(ctx context.Context) (hold, error)
