@@ -127,7 +127,7 @@ func (w *wait) status(line stile.Line, waited time.Duration) []string {
 	name := fmt.Sprintf("%q: ", w.name)
 	held, since := "held by "+holders(line), sinceWhen(line)
 	return []string{
-		name + held + since + "; waited " + short(waited), name + held + since, name + held, held, "waited " + short(waited),
+		name + held + since + "; waited " + twoUnits(waited), name + held + since, name + held, held, "waited " + twoUnits(waited),
 	}
 }
 
