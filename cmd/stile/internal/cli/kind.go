@@ -52,8 +52,7 @@ type hold interface {
 	ReleaseAfter(ctx context.Context, d time.Duration) error
 }
 
-// A pendingHold is a place in the line for a lock, or an attempt to take several locks, one after the
-// other.
+// A pendingHold is a place in the line for a lock, or an attempt to take several locks.
 type pendingHold struct {
 	ready <-chan struct{}
 	// ahead returns how many entries are ahead, given the line as it was read last; -1 if that is unknown.
