@@ -247,7 +247,7 @@ func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, ti
 	reasons := make([]string, len(t.endpoints))
 	var asking sync.WaitGroup
 	for i, endpoint := range t.endpoints {
-		asking.Go(func() { reasons[i] = fmt.Sprintf("%s: %v", endpoint, reach(ctx, endpoint, tlsConfig)) })
+		asking.Go(func() { reasons[i] = fmt.Sprintf("%s: %v", endpoint, dialError(ctx, endpoint, tlsConfig)) })
 	}
 	asking.Wait()
 	if errors.Is(err, context.DeadlineExceeded) { // of openTimeout; ctx.Err was checked above
@@ -262,9 +262,9 @@ var (
 	errSilentTLS = errors.New("connected, but no answer: the cluster may have no leader")
 )
 
-// reach connects to an endpoint like the etcd client, which does not report why it cannot connect,
+// dialError connects to an endpoint like the etcd client, which does not report why it cannot connect,
 // and returns the reason. The error is never nil.
-func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
+func dialError(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
 	conn, err := dial(ctx, endpoint)
 	if err != nil {
 		return err

@@ -57,7 +57,7 @@ func TestRun_verboseShowsHolder(t *testing.T) {
 	eventually(t, "first waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 	c := m.runCommand("-v", "demo", "--", "true").spawn()
 	eventually(t, "message about the waiting", func() bool {
-		return strings.Contains(c.stderr.String(), "next in line") || strings.Contains(c.stderr.String(), "come first")
+		return strings.Contains(c.stderr.String(), "next in line") || strings.Contains(c.stderr.String(), " ahead")
 	})
 	holder.signal(syscall.SIGTERM)
 	holder.expectExit(128 + 15)
@@ -340,7 +340,7 @@ func TestRun_waitingLineShowsHolder(t *testing.T) {
 
 	c := m.atTerminal(stile, "run", "--ttl", longTTL, "demo", "--", "echo", "the command")
 	c.awaitScreen(fmt.Sprintf("pid %d (sh) since", first.Process.Pid))
-	c.awaitScreen("2 come first")
+	c.awaitScreen("2 ahead")
 	first.signal(syscall.SIGTERM)
 	c.awaitScreen(fmt.Sprintf("pid %d (sh) since", next.Process.Pid))
 	c.awaitScreen("next in line")

@@ -183,9 +183,9 @@ func TestRun_allWaitingLine(t *testing.T) {
 	c := m.atTerminal(stile, "run", "--ttl", longTTL, "--all", "a", "b", "--", "echo", "the command")
 	c.awaitScreen(`stile: "b": held by `)
 	c.awaitScreen(fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
-	c.awaitScreen("; 2 come first; waited ")
+	c.awaitScreen("; 2 ahead; waited ")
 	if strings.Contains(c.screenText(), "next in line") {
-		t.Errorf("got %q, want two come first, not next in line", c.screenText())
+		t.Errorf("got %q, want 2 ahead, not next in line", c.screenText())
 	}
 	m.stile("break", "b", "--token", strconv.FormatUint(m.show("b").Waiters[0].Token, 10)).expectExit(0) // it rejoins at the end
 	c.awaitScreen("; next in line; waited ")
@@ -225,9 +225,9 @@ func TestRun_invalidKinds(t *testing.T) {
 		{[]string{"--slots", "100000000", "demo", "true"}, []string{"--slots", "must be a number from 1 to "}},
 		{[]string{"--all", "-s", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
 		{[]string{"--all", "--slots", "2", "a", "b", "--", "true"}, []string{"--all takes exclusive locks only"}},
-		{[]string{"--all", "--", "true"}, []string{"--all takes several names, which end at --", "--help"}},
+		{[]string{"--all", "--", "true"}, []string{"--all takes one or more names before --", "--help"}},
 		{[]string{"--all", "a", "b", "--"}, []string{"no command to run"}},
-		{[]string{"--all", "a", "b", "true"}, []string{"--all", "end at --", "--help"}},
+		{[]string{"--all", "a", "b", "true"}, []string{"--all", "names before --", "--help"}},
 		{[]string{"--all", "a//b", "b", "--", "true"}, []string{"invalid lock name", `"a//b"`}},
 	} {
 		m.run(c.args...).expectExit(125, c.parts...)

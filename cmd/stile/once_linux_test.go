@@ -381,14 +381,14 @@ func (s *server) putRecord(t *testing.T, name, record string) {
 	}
 }
 
-// A record that is not by stile once is not taken for a history, and not overwritten by accident.
+// A record that stile once has not written is not taken for a history, and not overwritten by accident.
 func TestOnce_damagedRecord(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
 	s.putRecord(t, "job", "\x1b[31m")
 	m.once("--key", "a", "job", "-c", countScript).
-		expectExit(125, `lock "job": the record cannot be read: it is not by stile once`, "stile once --forget job removes it")
+		expectExit(125, `lock "job": the record cannot be read: it was not written by stile once`, "stile once --forget job removes it")
 	m.once("--forget", "--key", "a", "job").expectExit(125, "the record cannot be read")
 	shown := m.stile("show", "job")
 	if shown.expectExit(0); !strings.Contains(shown.stdout.String(), "remark  ") || !strings.Contains(shown.stdout.String(), "stile once --forget") {

@@ -46,9 +46,9 @@ func TestServe_invalidConfigFile(t *testing.T) {
 		text string
 		want []string
 	}{
-		"unknown key":         {"listn: 127.0.0.1:0", []string{`"listn"`, "there are", "listen", "tls-client-ca"}},
-		"hidden flag":         {"background: /tmp", []string{`"background"`, "there are"}},
-		"config-file":         {"config-file: x", []string{`"config-file"`, "there are"}},
+		"unknown key":         {"listn: 127.0.0.1:0", []string{`"listn"`, "the settings are", "listen", "tls-client-ca"}},
+		"hidden flag":         {"background: /tmp", []string{`"background"`, "the settings are"}},
+		"config-file":         {"config-file: x", []string{`"config-file"`, "the settings are"}},
 		"duplicate key":       {"listen: 127.0.0.1:1\nlisten: 127.0.0.1:2", []string{"listen", "already"}},
 		"no value":            {"listen:", []string{"listen", "no value"}},
 		"number":              {"listen: 2379", []string{"listen", "2379", "quotation marks"}},

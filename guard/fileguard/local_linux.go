@@ -25,7 +25,7 @@ var network = map[int64]string{
 func checkLocal(file *os.File) error {
 	var fs syscall.Statfs_t
 	if err := syscall.Fstatfs(int(file.Fd()), &fs); err != nil {
-		return fmt.Errorf("which file system is it on: %w", err)
+		return fmt.Errorf("determine its file system: %w", err)
 	}
 	return checkType(int64(fs.Type)) //nolint:unconvert // the type depends on the processor
 }

@@ -82,13 +82,13 @@ type Guard struct {
 	OnError func(*http.Request, error)
 
 	mu      sync.Mutex
-	running map[string]*turnstile // by the name of the lock
+	running map[string]*requestLock // by the name of the lock
 }
 
-// A turnstile lets one request at a time pass.
-type turnstile struct {
-	free  chan struct{} // has room for one, who is in
-	users int           // requests that are in or wait; guarded by the guard's mutex
+// A requestLock lets one request at a time run.
+type requestLock struct {
+	busy  chan struct{} // holds one value while a request runs
+	users int           // requests that run or wait; guarded by the guard's mutex
 }
 
 // Wrap returns a handler that runs next for requests that are not stale. It answers others with a
@@ -149,9 +149,9 @@ func (g *Guard) enter(ctx context.Context, lock string) (leave func(), err error
 	g.mu.Lock()
 	t := g.running[lock]
 	if t == nil {
-		t = &turnstile{free: make(chan struct{}, 1)}
+		t = &requestLock{busy: make(chan struct{}, 1)}
 		if g.running == nil {
-			g.running = make(map[string]*turnstile)
+			g.running = make(map[string]*requestLock)
 		}
 		g.running[lock] = t
 	}
@@ -165,8 +165,8 @@ func (g *Guard) enter(ctx context.Context, lock string) (leave func(), err error
 		}
 	}
 	select {
-	case t.free <- struct{}{}:
-		return func() { <-t.free; done() }, nil
+	case t.busy <- struct{}{}:
+		return func() { <-t.busy; done() }, nil
 	case <-ctx.Done():
 		done()
 		return nil, ctx.Err()

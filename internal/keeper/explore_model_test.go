@@ -633,7 +633,7 @@ func (m *model) key(w *modelState) key {
 	return k
 }
 
-// token returns the order of the client's entry, or zero if nothing depends on it anymore.
+// token returns the order of the client's entry, or zero if nothing depends on it any more.
 func (c *client) token() int {
 	if c.inLine || c.holding || c.notification == admittedAndGoneNotification && c.lease.State() != Lost {
 		return c.order

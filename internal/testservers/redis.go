@@ -63,10 +63,10 @@ func NewRedis(config ...string) (*Redis, error) {
 	return servers[0], nil
 }
 
-// StartRedisAhead starts a redis-server whose wall clock can be set while it runs, with
-// [Redis.SetAhead]. It needs a C compiler for the clock shim. Without one the test is skipped, or
+// StartRedisWithClock starts a redis-server whose wall clock can be set while it runs, with
+// [Redis.SetClockAhead]. It needs a C compiler for the clock shim. Without one the test is skipped, or
 // fails as [Binary] describes.
-func StartRedisAhead(t testing.TB, config ...string) *Redis {
+func StartRedisWithClock(t testing.TB, config ...string) *Redis {
 	t.Helper()
 	return startRedis(t, 1, nil, adjustableClock(t), func(int) []string { return config })[0]
 }
@@ -250,11 +250,11 @@ func (r *Redis) RunID() string {
 	return id
 }
 
-// SetAhead sets the wall clock of a server started by [StartRedisAhead] ahead of the system clock
+// SetClockAhead sets the wall clock of a server started by [StartRedisWithClock] ahead of the system clock
 // by d, or behind it if d is negative.
-func (r *Redis) SetAhead(d time.Duration) {
+func (r *Redis) SetClockAhead(d time.Duration) {
 	if r.clock == nil {
-		r.must("set the clock of", errors.New("it was not started by StartRedisAhead"))
+		r.must("set the clock of", errors.New("it was not started by StartRedisWithClock"))
 	}
 	r.must("set the clock of", r.clock.Set(d))
 	// The server reads the file at most once in 10 ms.

@@ -70,9 +70,9 @@ func TestRedisCluster_redirectsKeysOfOtherNodes(t *testing.T) {
 
 func TestRedis_setAhead(t *testing.T) {
 	t.Parallel()
-	r := StartRedisAhead(t)
+	r := StartRedisWithClock(t)
 	for _, ahead := range []time.Duration{24 * time.Hour, -24 * time.Hour, 0} {
-		r.SetAhead(ahead)
+		r.SetClockAhead(ahead)
 		words, err := r.Do("TIME").AsStrSlice()
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,6 @@
 //go:build linux
 
-// The soak program measures stile serve with many sessions and entries that only exist: memory,
+// The soak program measures stile serve with many idle sessions and entries: memory,
 // processor time, how long it takes to list them, to hand a lock over among them, and to restart.
 // `make soak` runs it.
 //

@@ -37,8 +37,7 @@ type linePart struct {
 // readAhead reads the entries of a line that joined up to order: all of them, or the newest ones if
 // limit is not zero. It is a linearizable read.
 //
-// The servers sort all keys of the line for that, but outside of what they do in order for all
-// clients.
+// The servers sort all keys of the line for that, but other requests do not wait for it.
 func (s *Store) readAhead(ctx context.Context, name string, order uint64, limit int) (linePart, error) {
 	for ask := limit; ; ask *= 64 {
 		a, err := s.readAheadOnce(ctx, name, order, ask)

@@ -102,11 +102,11 @@ func (w *lineWatch) followingEntry() (e *entry, followed listedEntry) {
 	return e, *e.followed
 }
 
-// stopFollowing forgets the entry that e follows. nearer is true if it has left.
-func (w *lineWatch) stopFollowing(e *entry, nearer bool) {
+// stopFollowing forgets the entry that e follows. left reports whether that entry has left.
+func (w *lineWatch) stopFollowing(e *entry, left bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e.followed, e.following, e.followedLeft = nil, false, nearer
+	e.followed, e.following, e.followedLeft = nil, false, left
 }
 
 // markFollowing records that no deletion of the followed entry can be missed any more.

@@ -277,8 +277,8 @@ func (w *lineWatch) handleChangesLocked(e *entry, together []change) {
 		w.goneLocked(e, w.evictedErr())
 	default:
 		if e.tracker == nil {
-			// Only a read can tell how many are ahead now. A goroutine that watches the whole line reads it
-			// at once; one that follows an entry has called for no changes.
+			// Only a read shows how many are ahead now. A goroutine that watches the whole line reads it at
+			// once. One that follows an entry does not call this function.
 			w.rereadNow.Set()
 			return
 		}

@@ -12,7 +12,7 @@ import (
 func (s *Store) enqueueAll(ctx context.Context, opened store.Session, reqs []store.Request) ([]store.Ticket, error) {
 	se, ok := opened.(*session)
 	if !ok || se.store != s {
-		return nil, fmt.Errorf("memory: session %s was not opened by this store", opened.ID())
+		return nil, fmt.Errorf("memory store: session %s was not opened by this store", opened.ID())
 	}
 	names := make([]string, 0, len(reqs))
 	for _, req := range reqs {

@@ -229,8 +229,8 @@ func TestCheck_findings(t *testing.T) {
 		}
 	}
 
-	ahead := testservers.StartRedisAhead(t)
-	ahead.SetAhead(24 * time.Hour)
+	ahead := testservers.StartRedisWithClock(t)
+	ahead.SetClockAhead(24 * time.Hour)
 	all, err = storeAt(t, ahead.Addr()).Check(t.Context())
 	if err != nil || len(all) != 1 || !strings.Contains(strings.Join(all[0].Findings, "\n"), "clock is off by") {
 		t.Errorf("clock a day ahead: got %+v, %v", all, err)

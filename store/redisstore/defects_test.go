@@ -97,11 +97,11 @@ func TestEnqueue_freeLockTakesOneRoundTrip(t *testing.T) {
 func TestLease_anyServerClock(t *testing.T) {
 	t.Parallel()
 	const ttl, short, off = 10 * time.Minute, time.Second, 24 * time.Hour
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	var last uint64
 	for _, ahead := range []time.Duration{off, -off, 0} {
-		server.SetAhead(ahead)
+		server.SetClockAhead(ahead)
 		begun := time.Now()
 		a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), longTTL)
 		checkRises := func(s *testEntry) {
@@ -464,13 +464,13 @@ func TestOrder_disconnectedWaiterGetsLargerOrder(t *testing.T) {
 func TestConfirm_waiterOutlastsManyLeases(t *testing.T) {
 	t.Parallel()
 	const ttl = 10 * time.Minute
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), ttl)
 	holder := hold(t, a, name)
 	waiter := join(t, b, name, line.Exclusive)
 	for i := range 8 {
-		server.SetAhead(time.Duration(i+1) * ttl * 3 / 4)
+		server.SetClockAhead(time.Duration(i+1) * ttl * 3 / 4)
 		confirm(t, a, b)
 		waiter.checkWaits(t)
 	}

@@ -136,13 +136,13 @@ func TestLease_includesLastMillisecond(t *testing.T) {
 // Promise: P4
 func TestKeys_lockExpiresWithLastHolder(t *testing.T) {
 	t.Parallel()
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	l := rawLine{server, newName(t)}
 	l.do(t, "join", "crashes.s", "300000", "0", "nobody", "", "{}")
 	l.do(t, "join", "stays.s", "600000", "0", "nobody", "", "{}")
 	l.do(t, "join", "waits.x", "36000000", "0", "nobody", "", "{}")
 	l.do(t, "visit", "600000", "", "stays.s")
-	server.SetAhead(400 * time.Second)
+	server.SetClockAhead(400 * time.Second)
 	l.do(t, "visit", "0", "", "waits.x")
 	ms, err := server.Do("PTTL", l.name).AsInt64()
 	if err != nil || ms <= 0 || ms > 600000 {

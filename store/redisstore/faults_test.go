@@ -141,13 +141,13 @@ func TestFailover_lostHoldIsFenced(t *testing.T) {
 func TestClock_setForward(t *testing.T) {
 	t.Parallel()
 	const ttl = 30 * time.Second
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	first, err := newClient(t, storeAt(t, server.Addr()), ttl).Mutex(name).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.SetAhead(2 * ttl)
+	server.SetClockAhead(2 * ttl)
 	second, err := newClient(t, storeAt(t, server.Addr()), clientTTL).Mutex(name).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -162,12 +162,12 @@ func TestClock_setForward(t *testing.T) {
 // Promise: P1
 func TestClock_setBack(t *testing.T) {
 	t.Parallel()
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
 	name := newName(t)
 	first := hold(t, a, name)
 	second := join(t, b, name, line.Exclusive)
-	server.SetAhead(-24 * time.Hour)
+	server.SetClockAhead(-24 * time.Hour)
 	before, _, _ := first.standing()
 	first.leave(t)
 	after, _ := second.await(t, store.Admitted)

@@ -177,12 +177,12 @@ func TestEnqueue_repetitionFindsEntryOfOtherKind(t *testing.T) {
 	s.await(t, store.Admitted)
 }
 
-// An entry whose lease has ended is not in the line anymore, even if no request has removed it yet.
+// An entry whose lease has ended is not in the line any more, even if no request has removed it yet.
 // Promise: P4
 func TestEnqueue_kindOfExpiredEntries(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	st := storeAt(t, server.Addr())
 	st.DisablePolling()
 	se := open(t, st, longTTL)
@@ -190,7 +190,7 @@ func TestEnqueue_kindOfExpiredEntries(t *testing.T) {
 	var ahead time.Duration
 	pass := func(d time.Duration) {
 		ahead += d
-		server.SetAhead(ahead)
+		server.SetClockAhead(ahead)
 	}
 
 	t.Run("holder and waiter", func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestEnqueue_kindOfExpiredEntries(t *testing.T) {
 func TestEnqueue_kindOfPassedWaiter(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	se := open(t, storeAt(t, server.Addr()), longTTL)
 	raw := rawClient{server, newName(t)}
 	first := join(t, se, raw.name, line.Slot(1))
@@ -242,7 +242,7 @@ func TestEnqueue_kindOfPassedWaiter(t *testing.T) {
 	wantOtherKind(t, se, raw.name, line.Exclusive, entryOf(t, passing, line.Slot(1), se))
 	passing.leave(t)
 	wantOtherKind(t, se, raw.name, line.Exclusive, waiter)
-	server.SetAhead(ttl + time.Second) // the waiter's lease has ended
+	server.SetClockAhead(ttl + time.Second) // the waiter's lease has ended
 	hold(t, se, raw.name)
 }
 
@@ -251,7 +251,7 @@ func TestEnqueue_kindOfPassedWaiter(t *testing.T) {
 func TestEnqueue_kindOfLostHolders(t *testing.T) {
 	t.Parallel()
 	const ttl = 10 * time.Minute
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), longTTL)
 	var waiters []*testEntry
 	for _, mode := range []line.Mode{line.Slot(2), line.Exclusive} {
@@ -267,7 +267,7 @@ func TestEnqueue_kindOfLostHolders(t *testing.T) {
 		}
 		wantOtherKind(t, b, name, line.Exclusive, store.Entry{Mode: line.Slot(2), Order: l.Entries[1].Order, Session: b.ID()})
 	}
-	server.SetAhead(ttl + time.Second)
+	server.SetClockAhead(ttl + time.Second)
 	for _, s := range waiters {
 		s.await(t, store.Admitted)
 	}

@@ -21,11 +21,11 @@ import (
 func TestConfirm_reportsLossOfOneKey(t *testing.T) {
 	t.Parallel()
 	const ttl, longer = 10 * time.Minute, 30 * time.Minute
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	var ahead time.Duration
 	pass := func(d time.Duration) { // advances the server's clock
 		ahead += d
-		server.SetAhead(ahead)
+		server.SetClockAhead(ahead)
 	}
 	here, there, reader := storeAt(t, server.Addr()), storeAt(t, server.Addr()), storeAt(t, server.Addr())
 	for i, which := range []string{"lock", "queue", "holders", "leases", "entries", "last order"} {
@@ -117,7 +117,7 @@ func snapshot(t *testing.T, server *testservers.Redis, name string) (undo func()
 func TestFailover_lostHandover(t *testing.T) {
 	t.Parallel()
 	const ttl = longTTL / 4
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	a := open(t, storeAt(t, server.Addr()), ttl)
 	b, c := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
@@ -131,7 +131,7 @@ func TestFailover_lostHandover(t *testing.T) {
 	if st, _ := second.await(t, store.Gone); !errors.Is(st.Cause, store.ErrGone) {
 		t.Errorf("got cause %v, want ErrGone", st.Cause)
 	}
-	server.SetAhead(longTTL / 2) // the first entry's lease has ended
+	server.SetClockAhead(longTTL / 2) // the first entry's lease has ended
 	third.await(t, store.Admitted)
 }
 
@@ -139,7 +139,7 @@ func TestFailover_lostHandover(t *testing.T) {
 // Promise: P1
 func TestLine_noAdmissionWithoutWrites(t *testing.T) {
 	t.Parallel()
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	if !plainLock(server, name, "theirs", longTTL) {
 		t.Fatal("the plain locker cannot take the free lock")
@@ -147,7 +147,7 @@ func TestLine_noAdmissionWithoutWrites(t *testing.T) {
 	st, interceptor := interceptedStore(t, server.Addr())
 	s := join(t, open(t, st, redisstore.MaxTTL), name, line.Exclusive)
 	server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
-	server.SetAhead(2 * longTTL)
+	server.SetClockAhead(2 * longTTL)
 	eventually(t, "the lock is free", func() bool {
 		n, err := server.Do("EXISTS", name).AsInt64()
 		return err == nil && n == 0
@@ -198,11 +198,11 @@ func TestConfirm_serverOutOfMemory(t *testing.T) {
 func TestOrder_rememberedUntilClockCatchesUp(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
-	server := testservers.StartRedisAhead(t)
+	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	var last uint64
 	for _, ahead := range []time.Duration{30 * day, 0, 8 * day, 29 * day} {
-		server.SetAhead(ahead)
+		server.SetClockAhead(ahead)
 		s := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
 		st, _, _ := s.standing()
 		if st.Order <= last {

@@ -281,7 +281,7 @@ func (s *server) doReplicated(ctx context.Context, replicas int, requests []requ
 // redialInterval is the minimum time between two renewals of the connections.
 const redialInterval = time.Second
 
-var errReplica = errors.New("the server is not the master anymore; reconnecting")
+var errReplica = errors.New("the server is not the master any more; reconnecting")
 
 // reconnectError is why a request failed whose connection the store has closed itself. Whether the
 // request was carried out is unknown: unlike reply, a reconnectError is not a server's answer to it.

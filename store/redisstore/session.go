@@ -32,7 +32,7 @@ type session struct {
 	lines   map[string][]*entry // by name: entries that are joining, standing or leaving
 	begun   int                 // number of confirmations begun
 	begunAt bootclock.Instant   // when the last one was begun
-	cleared bool                // nothing of the session is in the store anymore
+	cleared bool                // nothing of the session is in the store any more
 }
 
 func newSession(s *Store, opts store.SessionOptions) *session {
@@ -249,7 +249,7 @@ func (se *session) removeAll(ctx context.Context) error {
 	return nil
 }
 
-// endLost ends the session because the server does not know it anymore, and returns the error that
+// endLost ends the session because the server does not know it any more, and returns the error that
 // says so.
 func (se *session) endLost() error {
 	se.finish(fmt.Errorf("%s: %w: session %s was not renewed for %v, or its key was deleted or forgotten",

@@ -129,7 +129,7 @@ func (b *bid) count(ctx context.Context, votes chan vote) result {
 	granted, lost, quorum := 0, 0, b.store.quorum
 	var timeout <-chan time.Time
 	for granted < quorum {
-		// A master that has refused or failed, at either step, cannot contribute anymore.
+		// A master that has refused or failed, at either step, cannot contribute any more.
 		if len(b.placements)-lost < quorum {
 			if replies.failed() > len(b.placements)-quorum {
 				r.err = replies.err()

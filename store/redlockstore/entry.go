@@ -41,7 +41,7 @@ const (
 	joining  state = iota
 	waiting        // it tries to take the lock repeatedly
 	admitted       // it holds the lock, and the session renews it
-	detached       // it holds the lock for a time of its own
+	detached       // it holds the lock for the time that withdrawAfter has set
 	over           // the owner gets no more notifications
 )
 
@@ -219,7 +219,7 @@ func (e *entry) watchRemoval() {
 
 // evict ends an entry that no majority of the masters has, while its session lives on.
 func (e *entry) evict() {
-	cause := fmt.Errorf("%s: %w: no majority of the masters has it anymore", e.session.store, store.ErrGone)
+	cause := fmt.Errorf("%s: %w: no majority of the masters has it any more", e.session.store, store.ErrGone)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state != admitted && e.state != detached {
@@ -273,7 +273,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		return e.goneErr(op, e.gone)
 	}
 	// The entry is removed once. A call that arrives while an earlier call is removing it, or after
-	// its time of its own has ended, waits for the removal and returns that the entry is gone: the
+	// its detachment has ended, waits for the removal and returns that the entry is gone: the
 	// masters' replies may predate this call, so they do not show whether the entry stood when the
 	// call was made.
 	first := !e.withdrawing && e.leaving == nil && (e.state != detached || time.Now().Before(e.detachment.until))
@@ -322,7 +322,7 @@ func (e *entry) awaitRemoval(ctx context.Context) (presence, error) {
 // [store.ErrGone].
 func (e *entry) goneErr(op string, why error) error {
 	if why == nil {
-		why = errors.New("the masters do not have the entry anymore")
+		why = errors.New("the masters do not have the entry any more")
 	}
 	return fmt.Errorf("%s: %s: %w: %w", e.session.store, op, store.ErrGone, why)
 }

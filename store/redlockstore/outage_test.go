@@ -280,7 +280,7 @@ func TestWaiter_connectionsCut(t *testing.T) {
 // Bug: RedissonPermitExpirableSemaphore
 func TestClock_steppedAtOneMaster(t *testing.T) {
 	t.Parallel()
-	servers := append(testservers.StartRedisServers(t, 2), testservers.StartRedisAhead(t))
+	servers := append(testservers.StartRedisServers(t, 2), testservers.StartRedisWithClock(t))
 	se, other := openSession(t, newStore(t, optionsFor(servers)), longTTL), openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	ticket, standings, err := enqueue(t.Context(), se, "lock", false)
 	if err != nil {
@@ -289,7 +289,7 @@ func TestClock_steppedAtOneMaster(t *testing.T) {
 	order := admitted(t, standings)
 	everywhere(t, se, servers, "lock")
 	for _, ahead := range []time.Duration{2 * longTTL, -2 * longTTL} {
-		servers[2].SetAhead(ahead)
+		servers[2].SetClockAhead(ahead)
 		_, _, err := enqueue(t.Context(), other, "lock", true)
 		if _, held := errors.AsType[*store.HeldError](err); !held {
 			t.Fatalf("clock %v ahead: Try of another client: got %v, want a HeldError", ahead, err)

@@ -9,10 +9,10 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// maxDetached bounds the time of its own that an entry can get: a century.
+// maxDetached is the longest time for which an entry can outlast its session: a century.
 const maxDetached = 100 * 365 * 24 * time.Hour
 
-// detachment is the time of its own that an entry was given by withdrawAfter.
+// detachment is the time for which withdrawAfter lets an entry outlast its session.
 type detachment struct {
 	until time.Time
 	done  chan struct{} // closed when err is set
@@ -80,7 +80,7 @@ func (e *entry) applyDetachment(k *detachment) {
 		case kept:
 			return
 		case lost:
-			k.err = fmt.Errorf("%w: no majority of the masters has it anymore", store.ErrGone)
+			k.err = fmt.Errorf("%w: no majority of the masters has it any more", store.ErrGone)
 			e.evict()
 			return
 		case s.life.Err() != nil || e.session.checkAlive() != nil || !e.isCurrent(k):
@@ -90,7 +90,7 @@ func (e *entry) applyDetachment(k *detachment) {
 	}
 }
 
-// isCurrent reports whether k is still the entry's time of its own.
+// isCurrent reports whether k is still the entry's detachment: no later call has replaced it.
 func (e *entry) isCurrent(k *detachment) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -102,7 +102,7 @@ func (se *session) checkAlive() error {
 const batchSize = 256
 
 // Confirm implements [store.Session]. It succeeds if a majority of the masters has answered and,
-// for each admitted entry, a majority has it; an entry that no majority can have anymore is
+// for each admitted entry, a majority has it; an entry that no majority can have any more is
 // reported gone. While a majority has an entry, it is put in again at masters that lack it, for
 // example after a restart.
 func (se *session) Confirm(ctx context.Context) error {

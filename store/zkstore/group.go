@@ -74,11 +74,11 @@ func (g *group) Terms() store.Terms {
 	return store.Terms{TTL: ttl, Slack: ttl / 3, Attempt: attemptFor(ttl)}
 }
 
-// attemptFor is how long a confirmation may take. It ends soon after a server that did not answer
-// it is abandoned, so that the next one counts from a later time. Two attempts fit into the time
-// that a confirmation is valid for, after the third of it that has passed when the first begins. An
-// attempt and the pause after it are shorter than the slack, because the leader may know only the
-// previous request.
+// attemptFor is how long a confirmation may take. It ends soon after a silent server is abandoned,
+// so that the next one counts from a later time. When an attempt begins, a third of the time for
+// which the last confirmation is valid has passed; two attempts fit into the rest. An attempt and
+// the pause after it are shorter than the slack, because the leader may know only the previous
+// request.
 func attemptFor(ttl time.Duration) time.Duration { return silenceTimeout(ttl) + ttl/20 }
 
 // Confirm implements [store.Session].
@@ -233,7 +233,7 @@ func (g *group) add(se *session) error {
 }
 
 // leaving reports whether an entry was created by this group and is being removed, so that no line
-// follows it anymore.
+// follows it any more.
 func (g *group) leaving(dir string, holder store.Entry) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

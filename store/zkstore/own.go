@@ -38,7 +38,7 @@ func newOwnNodes() *ownNodes {
 	return &ownNodes{wakeup: work.NewSignal(), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
 }
 
-// forget drops a node that needs no watch anymore.
+// forget drops a node that needs no watch any more.
 func (n *ownNodes) forget(path string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -124,7 +124,7 @@ func (se *session) watchOwn(ctx context.Context) error {
 			err := se.client.setWatches(slices.Collect(maps.Keys(nodes)))
 			se.own.count(nodes, -1)
 			if err == nil {
-				se.own.set(nodes) // even if no caller waits anymore
+				se.own.set(nodes) // even if no caller waits any more
 			}
 			answers <- err
 		}()

@@ -62,9 +62,9 @@ func (p *Pace) note(took time.Duration) {
 }
 
 // UntilAnswered sends a request until it is answered: with success, or with an error for which
-// refused returns true because it is the server's final answer. If ctx ends first the error is the
-// cause of ctx, joined with the error of the last attempt that ended by itself, not by a timeout or
-// with ctx; with that of the last attempt if there is none.
+// refused returns true because it is the server's final answer. If ctx ends first, the error is the
+// cause of ctx, joined with the error of an attempt: of the last one that failed by itself, not by a
+// timeout or the end of ctx, or else of the last one.
 //
 // Each attempt has a context of its own. The request must therefore do no harm if it is carried out
 // more than once, or after UntilAnswered has returned. After attempts that fail at once there are

@@ -83,7 +83,7 @@ func Do(ctx context.Context, conn *zk.Conn, hold guard.Hold, fence string, acl [
 		switch {
 		case refused == 0 && errors.Is(err, zk.ErrNoNode):
 			return nil, &guard.StaleError{Resource: fence, Token: token}
-		case refused == 1 && len(checks) == 2 && overtaken(checks[1], err):
+		case refused == 1 && len(checks) == 2 && fenceChanged(checks[1], err):
 			if _, err := conn.Sync(fence); err != nil { // so that the next reading shows the other change
 				return nil, fmt.Errorf("guard: %q: token %d: sync: %w", fence, token, err)
 			}
@@ -112,9 +112,9 @@ func raiseOp(conn *zk.Conn, fence string, acl []zk.ACL, token uint64) (any, erro
 	return &zk.SetDataRequest{Path: fence, Data: value(token), Version: stat.Version}, nil
 }
 
-// overtaken reports whether an operation on the fence was refused because the fence has changed since it
+// fenceChanged reports whether an operation on the fence was refused because the fence has changed since it
 // was read.
-func overtaken(op any, err error) bool {
+func fenceChanged(op any, err error) bool {
 	if _, creates := op.(*zk.CreateRequest); creates {
 		return errors.Is(err, zk.ErrNodeExists)
 	}

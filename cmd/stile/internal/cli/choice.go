@@ -84,7 +84,7 @@ func (p sharedPaths) readConfig() (string, error) {
 	// The parser's errors may quote the text, which may contain a password.
 	settings := map[string]any{}
 	if err := yaml.UnmarshalStrict(text, &settings); err != nil {
-		return "", errors.New(`it should have one line, like "url: etcd://db1:2379", and has something else`)
+		return "", errors.New(`it must have one line, like "url: etcd://db1:2379"`)
 	}
 	for name := range settings {
 		if name != "url" {
@@ -93,7 +93,7 @@ func (p sharedPaths) readConfig() (string, error) {
 	}
 	url, ok := settings["url"].(string)
 	if !ok || url == "" {
-		return "", errors.New(`the setting url is missing or no text; want a line like "url: etcd://db1:2379"`)
+		return "", errors.New(`the setting url is missing or not text; want a line like "url: etcd://db1:2379"`)
 	}
 	return url, nil
 }

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// whenUnread calls f when nobody can read out any more: it is a pipe and its other end is closed.
-// It returns at once and watches out for as long as the program runs.
+// onReaderGone calls f when out is a pipe whose other end is closed, so that no process can read it.
+// It returns at once, and polls the pipe in a goroutine as long as the program runs.
 //
 // A program that writes rarely, for example to grep -m1, would otherwise notice it late.
-func whenUnread(out *os.File, f func()) {
+func onReaderGone(out *os.File, f func()) {
 	fds := []unix.PollFd{{Fd: int32(out.Fd())}} // an error is reported without being asked for
 	go func() {
 		for {

@@ -4,5 +4,5 @@ package cli
 
 import "os"
 
-// whenUnread does nothing: the next write fails if nobody reads any more.
-func whenUnread(*os.File, func()) {}
+// onReaderGone does nothing: the next write fails if no process reads out any more.
+func onReaderGone(*os.File, func()) {}

@@ -248,7 +248,7 @@ func (e *elect) runObserve(ctx context.Context) error {
 	// Signals may end the process at once: there is nothing to clean up.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	whenUnread(e.stdio.Out, func() { cancel(errStdoutClosed) })
+	onReaderGone(e.stdio.Out, func() { cancel(errStdoutClosed) })
 	err := e.stdio.withClient(ctx, e.url, func(client *stile.Client) error { return e.printLeaders(ctx, client) })
 	if errors.Is(context.Cause(ctx), errStdoutClosed) {
 		return errStdoutClosed

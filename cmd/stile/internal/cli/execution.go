@@ -95,7 +95,7 @@ func (c commandLine) split(args []string) (names, argv []string, err error) {
 	} else if c.all && c.shellLine {
 		names, argv = args, nil
 	} else if c.all {
-		return nil, nil, fmt.Errorf("--all takes several names, which end at --: %s --all NAME… -- COMMAND [ARGUMENT…]", c.verb)
+		return nil, nil, fmt.Errorf("--all takes one or more names before --: %s --all NAME… -- COMMAND [ARGUMENT…]", c.verb)
 	}
 	if len(names) == 0 {
 		return nil, nil, errors.New("missing lock names: " + c.verb + " --all NAME… -- COMMAND [ARGUMENT…]")
@@ -167,19 +167,19 @@ func (x *execution) check() (err error) {
 }
 
 // killAfterUnder returns how long the command may take to end under a session with these terms. A
-// store may end a session early, on ZooKeeper by a third of the TTL. Less time is left to share
-// then: with the default of a quarter of the TTL, the command would be stopped a ninth of the TTL
-// after a renewal is due; with three eighths, before it is due. So the default is smaller on such a
-// store, and a value that the user has set too large is an error.
+// store may end a session early, on ZooKeeper by a third of the TTL. That leaves less time for renewing
+// and stopping: with the default of a quarter of the TTL, the command would be stopped a ninth of the
+// TTL after a renewal is due; with three eighths, before it is due. So the default is smaller on such a
+// store, and a larger value than it allows is an error.
 func (x *execution) killAfterUnder(granted store.Terms) (time.Duration, error) {
-	certain := supervise.Certain(granted)
-	maxKillAfter, chosen := supervise.MaxKillAfter(certain), time.Duration(x.killAfter)
+	guaranteed := supervise.GuaranteedTTL(granted)
+	maxKillAfter, chosen := supervise.MaxKillAfter(guaranteed), time.Duration(x.killAfter)
 	switch {
 	case !x.killSet:
-		return supervise.DefaultKillAfter(min(certain, time.Duration(x.ttl))), nil
+		return supervise.DefaultKillAfter(min(guaranteed, time.Duration(x.ttl))), nil
 	case chosen > maxKillAfter:
 		return 0, fmt.Errorf("--kill-after %s is too long for --ttl %s on this store, which may end a session after %s: "+
-			"use at most %s, or a longer --ttl", brief(chosen), brief(granted.TTL), brief(round(certain)), brief(maxKillAfter.Truncate(time.Millisecond)))
+			"use at most %s, or a longer --ttl", brief(chosen), brief(granted.TTL), brief(round(guaranteed)), brief(maxKillAfter.Truncate(time.Millisecond)))
 	}
 	return chosen, nil
 }

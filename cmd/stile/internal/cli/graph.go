@@ -84,7 +84,7 @@ func waits(g *stile.WaitGraph, now time.Time) []byte {
 	for _, w := range g.Waits {
 		since := "?"
 		if waited, ok := elapsed(w.Since, now); ok {
-			since = short(waited)
+			since = twoUnits(waited)
 		}
 		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%s\n", asArgument(w.Held), clip(who(w.Holder), 80), w.Holder.Token, asArgument(w.For), since)
 	}

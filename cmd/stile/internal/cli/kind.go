@@ -27,8 +27,8 @@ type kind struct {
 func (k *kind) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVarP(&k.shared, "shared", "s", false, "share the lock with others that use -s, as the readers of a read-write lock")
 	flags.BoolVarP(&k.exclusive, "exclusive", "x", false, "exclude all others; the default")
-	flags.Var(&k.slots, "slots", "take one of `N` slots: as many holders at a time; all must name the same N")
-	flags.BoolVar(&k.all, "all", false, "take the locks of all NAMEs, which end at --, or none of them")
+	flags.Var(&k.slots, "slots", "take one of `N` slots, so that at most N clients hold the lock at a time; all must name the same N")
+	flags.BoolVar(&k.all, "all", false, "take the locks of all NAMEs, or none of them")
 }
 
 func (k kind) check() error {
@@ -52,11 +52,10 @@ type hold interface {
 	ReleaseAfter(ctx context.Context, d time.Duration) error
 }
 
-// A pendingHold is a place in the line for a lock, or an attempt to take several locks, one after the
-// other.
+// A pendingHold is a place in the line for a lock, or an attempt to take several locks.
 type pendingHold struct {
 	ready <-chan struct{}
-	// ahead returns how many entries come first, given the line as it was read last; -1 if that is unknown.
+	// ahead returns how many entries are ahead, given the line as it was read last; -1 if that is unknown.
 	ahead func(line stile.Line) int
 	// wait returns the hold, and gives the attempt up when ctx ends.
 	wait func(ctx context.Context) (hold, error)

@@ -73,16 +73,16 @@ func slotsAsked(l stile.Line) int {
 	return 0
 }
 
-// details formats everything known about a line.
-func details(l stile.Line, now time.Time) []byte {
+// lineDetails formats everything known about a line.
+func lineDetails(l stile.Line, now time.Time) []byte {
 	var buf bytes.Buffer
 	fmt.Fprintf(&buf, "lock %s: %s\n", asArgument(l.Name), state(l))
 	table := newTable(&buf)
 	for _, e := range l.Holders {
-		detailsOf(table, "holder", e, holding(e, now))
+		entryDetails(table, "holder", e, holding(e, now))
 	}
 	for i, e := range l.Waiters {
-		detailsOf(table, fmt.Sprintf("waiter %d", i+1), e, "in line for "+ageOf(e, now))
+		entryDetails(table, fmt.Sprintf("waiter %d", i+1), e, "in line for "+ageOf(e, now))
 	}
 	if l.Limit > 0 {
 		fmt.Fprintf(table, "limit\t%s\n", strings.TrimPrefix(limitText(l), "limit "))
@@ -113,9 +113,9 @@ func state(l stile.Line) string {
 	return text
 }
 
-// detailsOf formats everything known about an entry. The caller says how long it has been in the
+// entryDetails formats everything known about an entry. The caller says how long it has been in the
 // line.
-func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, time string) {
+func entryDetails(table *tabwriter.Writer, role string, e stile.Entry, time string) {
 	fmt.Fprintf(table, "%s\t%s\n", role, who(e))
 	fmt.Fprintf(table, "\t%s, %v, %s, session %s has %s left\n", tokenOf(e), e.Mode, time, plain(e.Session), leftOf(e))
 	if e.Owner.Reason != "" {
@@ -151,7 +151,7 @@ func tokenOf(e stile.Entry) string {
 // ageOf formats how long ago an entry joined its line.
 func ageOf(e stile.Entry, now time.Time) string {
 	if age, ok := elapsed(e.Owner.Since, now); ok {
-		return short(age)
+		return twoUnits(age)
 	}
 	return "?"
 }
@@ -160,10 +160,10 @@ func ageOf(e stile.Entry, now time.Time) string {
 // time since it joined the line is an upper bound.
 func heldFor(e stile.Entry, now time.Time) string {
 	if held, ok := elapsed(e.Owner.Obtained, now); ok {
-		return short(held)
+		return twoUnits(held)
 	}
 	if age, ok := elapsed(e.Owner.Since, now); ok && e.Owner.Obtained.IsZero() {
-		return "<" + above(age)
+		return "<" + twoUnitsAbove(age)
 	}
 	return "?"
 }
@@ -176,7 +176,7 @@ func holding(e stile.Entry, now time.Time) string {
 	}
 	text := "held for " + held
 	if waited, ok := elapsed(e.Owner.Since, e.Owner.Obtained); ok && held != "?" && waited >= time.Second {
-		text += ", waited " + short(waited)
+		text += ", waited " + twoUnits(waited)
 	}
 	return text
 }
@@ -197,7 +197,7 @@ func leftOf(e stile.Entry) string {
 	if e.Remaining == 0 {
 		return "?"
 	}
-	return short(e.Remaining)
+	return twoUnits(e.Remaining)
 }
 
 // units are the units of durations, the largest first.
@@ -206,8 +206,8 @@ var units = []struct {
 	length time.Duration
 }{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
 
-// above returns the shortest duration longer than d that short can format.
-func above(d time.Duration) string {
+// twoUnitsAbove returns the shortest duration longer than d that twoUnits can format.
+func twoUnitsAbove(d time.Duration) string {
 	step := time.Second
 	for i, u := range units[:len(units)-1] {
 		if d >= u.length {
@@ -215,12 +215,12 @@ func above(d time.Duration) string {
 			break
 		}
 	}
-	return short(max(d, 0).Truncate(step) + step)
+	return twoUnits(max(d, 0).Truncate(step) + step)
 }
 
-// short formats a duration with its largest unit and the next one: 3s, 4m10s, 2h5m, 3d4h. Negative
+// twoUnits formats a duration with its largest unit and the next one: 3s, 4m10s, 2h5m, 3d4h. Negative
 // durations and those under a second are 0s.
-func short(d time.Duration) string {
+func twoUnits(d time.Duration) string {
 	for i, u := range units {
 		if d < u.length {
 			continue

@@ -102,7 +102,7 @@ func TestDetails(t *testing.T) {
 	slot.Mode = line.Slot(3)
 	leader := ann()
 	leader.Owner.Value = "web-3:80\x1b"
-	expectText(t, details(stile.Line{
+	expectText(t, lineDetails(stile.Line{
 		Name:    "deploy/web",
 		Holders: []stile.Entry{leader},
 		Waiters: []stile.Entry{slot, foreign(), evil(), {Session: "7"}},
@@ -127,10 +127,10 @@ waiter 4  unknown owner, session 7
           no token, exclusive, in line for ?, session 7 has ? left
 remark    key "x" is\x1b[1m stray:\ndelete it
 `)
-	expectText(t, details(stile.Line{Name: "a", Holders: []stile.Entry{bob(), bob()}}, noon)[:len("lock a: held by 2\n")],
+	expectText(t, lineDetails(stile.Line{Name: "a", Holders: []stile.Entry{bob(), bob()}}, noon)[:len("lock a: held by 2\n")],
 		"lock a: held by 2\n")
-	expectText(t, details(stile.Line{Name: "a"}, noon), "lock a: free\n")
-	expectText(t, details(stile.Line{Name: "a", Remarks: []string{"odd"}}, noon), "lock a: free\nremark  odd\n")
+	expectText(t, lineDetails(stile.Line{Name: "a"}, noon), "lock a: free\n")
+	expectText(t, lineDetails(stile.Line{Name: "a", Remarks: []string{"odd"}}, noon), "lock a: free\nremark  odd\n")
 }
 
 func TestAges(t *testing.T) {
@@ -275,7 +275,7 @@ func TestJSON(t *testing.T) {
 `},
 		{
 			"watch",
-			seen{seenAt, asJSONLine(empty)},
+			watchInJSON{seenAt, asJSONLine(empty)},
 			"",
 			`{"time":"2026-11-21T19:08:01.123Z","name":"a","holders":[],"waiters":[]}` + "\n",
 		},

@@ -33,31 +33,31 @@ func newOnce(stdio Stdio) *cobra.Command {
 		},
 		Short:      "Run a command that has to succeed once, or once in a period",
 		SuggestFor: []string{"cron", "every", "job"},
-		Long: `Run the command under the lock NAME, unless it has succeeded already: on this host or another one.
+		Long: `Run the command under the lock NAME, unless it has succeeded already, on this host or another one.
 
 With --key KEY the command runs unless a success is recorded for KEY. With --every DURATION it runs
-once in each such period: so the same crontab on ten hosts runs it on one of them. It is skipped if
-the last success was called less than nine tenths of the DURATION before. So the clocks of the hosts
-may differ by a tenth of the DURATION, less the time by which the calls come early or late. With
-both, it runs once in each period for each KEY.
+once in each such period: so the same crontab on ten hosts runs it on one of them. A call skips the
+command if the last call that succeeded was made less than nine tenths of the DURATION before. So
+the clocks of the hosts may differ by a tenth of the DURATION, less the time by which the calls come
+early or late. With both, it runs once in each period for each KEY.
 
-A call that waits while the command runs elsewhere takes over its result: after a success, the
-command is skipped; after a failure, stile once ends with the same exit code. With --retry it runs the command
-after a failure. The next call runs it anyway.
+A call that waits while the command runs elsewhere takes over its result: after a success, it skips
+the command; after a failure, it ends with the same exit code. With --retry it runs the command
+after a failure. A call that comes after the failure runs it anyway.
 
 The success is recorded in the store in one step with a check that the lock is still held. If that
-fails, or stile is killed before, the command may run again: it runs at least once. It also runs again
-if the store loses its data, in a restore from a backup for example. Successes stay until they are
-forgotten: with --keep DURATION, successes for other keys that are older are forgotten when one is
-recorded. With --forget, stile once forgets what is recorded under NAME, or for KEY, and runs nothing.
-stile show prints what is recorded.
+fails, or stile is killed before, the command may run again: it runs at least once. It also runs
+again if the store loses its data, in a restore from a backup for example. A recorded success stays.
+With --keep DURATION, a new success removes those of other keys that are older than this. With
+--forget, stile once removes what is recorded under NAME, or for KEY, and runs nothing. stile show
+prints what is recorded.
 
 The command is stopped if the lock is lost, as by stile run. Its environment is described there.
 
 Exit codes:
   the command's own, or 128+N if signal N ended it
   0    the command was skipped, because it has succeeded; -E chooses another
-  the command's, of another call: it failed while this one waited
+  that of another call's command, which failed while this call waited
   75   the lock could not be acquired (-n, -w)
   79   the lock was lost, and the command was stopped or not started
   125  stile failed; the command was not run
@@ -91,7 +91,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // flags after NAME belong to the command
 	o.addFlags(flags)
-	flags.StringVar(&o.call.Key, "key", "", "what has to succeed once, a `text`")
+	flags.StringVar(&o.call.Key, "key", "", "name of what has to succeed once, any `text`")
 	flags.Var(&o.every, "every", "the period in which the command has to succeed once")
 	flags.BoolVar(&o.call.Retry, "retry", false, "run the command although it has failed elsewhere during the wait")
 	flags.Var(&o.keep, "keep", "forget successes for other keys that are older than this")

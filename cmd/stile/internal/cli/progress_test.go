@@ -193,7 +193,7 @@ func TestWaitingTexts(t *testing.T) {
 			t.Errorf("in %d columns it is\n%s, want\n%s", c.columns, s.lines[0], c.want)
 		}
 	}
-	if got, want := waitingTexts("deploy", line, 3, 0)[2], `"deploy": held by root@vm pid 1 (sleep); 3 come first`; got != want {
+	if got, want := waitingTexts("deploy", line, 3, 0)[2], `"deploy": held by root@vm pid 1 (sleep); 3 ahead`; got != want {
 		t.Errorf("with others ahead it is %q, want %q", got, want)
 	}
 	unknown := waitingTexts("deploy", line, -1, 0)

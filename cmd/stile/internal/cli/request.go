@@ -68,7 +68,7 @@ func (r *request) check(command string) (owner stile.Owner, err error) {
 	owner = stile.DefaultOwner()
 	owner.Command = command
 	owner.Reason = r.reason
-	owner.Under = under(enclosingLocks())
+	owner.Under = enclosingHolds(enclosingLocks())
 	if owner.Labels, err = labels(r.labels); err != nil {
 		return owner, err
 	}
@@ -91,9 +91,9 @@ func (r *request) check(command string) (owner stile.Owner, err error) {
 	return owner, nil
 }
 
-// under returns the innermost locks that this process runs under, for others to see. It skips what
+// enclosingHolds returns the innermost locks that this process runs under, for others to see. It skips what
 // cannot be a hold: the environment may have been changed.
-func under(around []held) (locks []store.Held) {
+func enclosingHolds(around []held) (locks []store.Held) {
 	for _, h := range around {
 		if h.Token != 0 && store.CheckName(h.Name) == nil {
 			locks = append(locks, store.Held{Name: h.Name, Token: h.Token})

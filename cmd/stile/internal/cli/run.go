@@ -39,7 +39,8 @@ By default one command runs at a time. With -s it shares the lock with others th
 the readers of a read-write lock do, and excludes those without -s. With --slots N at most N
 commands run at a time; all must name the same N. Commands get the lock in order of arrival.
 With --all it takes the locks of several names, all exclusive, without deadlock among those that
-use --all. It waits for one after the other, sorted by name.
+use --all. It joins the lines of all names in one step (on Redis Cluster and Redlock it takes one
+lock after another).
 
 A NAME that begins with /, ./ or ../ is a path, as with flock: the lock's name is the
 absolute path without its first slash. No file is created or opened. flock's -e, -o, --nb and

@@ -20,13 +20,13 @@ func readConfigFile(flags *pflag.FlagSet, file string) error {
 	}
 	settings := map[string]any{}
 	if err := yaml.UnmarshalStrict(text, &settings); err != nil {
-		return fmt.Errorf("--config-file %s: not what it should be, a line like \"listen: 127.0.0.1:2379\" for each flag: %s",
+		return fmt.Errorf("--config-file %s: it must have a line like \"listen: 127.0.0.1:2379\" for each flag: %s",
 			file, strings.Join(strings.Fields(err.Error()), " "))
 	}
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		flag := flags.Lookup(key)
 		if flag == nil || !settable(flag) {
-			return fmt.Errorf("--config-file %s: there is no %q; there are %s", file, key, settableNames(flags))
+			return fmt.Errorf("--config-file %s: unknown setting %q; the settings are %s", file, key, settableNames(flags))
 		}
 		value, err := flagText(settings[key])
 		if err == nil && !flag.Changed {
@@ -86,7 +86,7 @@ func flagText(value any) (string, error) {
 	case nil:
 		return "", errors.New("it has no value; leave the line out for the default")
 	default:
-		return "", fmt.Errorf("want text, not %v; put it in quotation marks if it is meant so", v)
+		return "", fmt.Errorf("want text, not %v; put it in quotation marks if it is text", v)
 	}
 }
 

@@ -45,7 +45,7 @@ follows.`,
 				if r.format == formatJSON {
 					return stdio.writeJSON(shownInJSON{asJSONLine(line), jobs})
 				}
-				return stdio.write(append(details(line, time.Now()), jobDetails(jobs)...))
+				return stdio.write(append(lineDetails(line, time.Now()), jobDetails(jobs)...))
 			})
 		},
 	}

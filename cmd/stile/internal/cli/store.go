@@ -20,7 +20,7 @@ const urlVar = "STILE_URL"
 // addURL adds the flag that names the store.
 func addURL(flags *pflag.FlagSet, url *string) {
 	flags.StringVar(url, "url", "",
-		"the `store` (default: "+urlVar+", /etc/stile/config, a stile serve on this machine, or local:, this user's own server)")
+		"`URL` of the store (default: "+urlVar+", /etc/stile/config, a stile serve on this machine, or local:, this user's own server)")
 }
 
 // withClient opens the chosen store and calls f with a client on it. It is for verbs that read

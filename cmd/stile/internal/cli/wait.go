@@ -26,8 +26,8 @@ func newWait(stdio Stdio) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait [flags] NAME",
 		Short: "Wait until nobody holds a lock, without taking it",
-		Long: `Wait until nobody holds the lock NAME, or any slot of it. stile wait neither takes the lock nor joins
-its line, so another client may hold it a moment later. To exclude others, use stile run.
+		Long: `Wait until nobody holds the lock NAME; if it has slots, until all are free. stile wait neither takes
+the lock nor joins its line, so another client may hold it a moment later. To exclude others, use stile run.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
@@ -127,7 +127,7 @@ func (w *wait) status(line stile.Line, waited time.Duration) []string {
 	name := fmt.Sprintf("%q: ", w.name)
 	held, since := "held by "+holders(line), sinceWhen(line)
 	return []string{
-		name + held + since + "; waited " + short(waited), name + held + since, name + held, held, "waited " + short(waited),
+		name + held + since + "; waited " + twoUnits(waited), name + held + since, name + held, held, "waited " + twoUnits(waited),
 	}
 }
 

@@ -136,7 +136,7 @@ func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration)
 	}
 	shortest := "next in line"
 	if ahead > 1 {
-		shortest = fmt.Sprintf("%d come first", ahead)
+		shortest = fmt.Sprintf("%d ahead", ahead)
 	}
 	place := "; " + shortest
 	if ahead < 0 {

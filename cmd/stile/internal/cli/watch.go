@@ -55,7 +55,7 @@ ends.`,
 			// Signals may end the process at once: there is nothing to clean up.
 			ctx, cancel := context.WithCancelCause(cmd.Context())
 			defer cancel(nil)
-			whenUnread(stdio.Out, func() { cancel(errStdoutClosed) })
+			onReaderGone(stdio.Out, func() { cancel(errStdoutClosed) })
 			err := stdio.withClient(ctx, w.url, func(client *stile.Client) error { return w.run(ctx, client) })
 			if errors.Is(context.Cause(ctx), errStdoutClosed) {
 				return errStdoutClosed
@@ -100,7 +100,7 @@ func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
 			c.writeEvents(&buf, now)
 			continue
 		}
-		b, err := asJSON(seen{now.UTC().Truncate(time.Millisecond), asJSONLine(c.now)}, "")
+		b, err := asJSON(watchInJSON{now.UTC().Truncate(time.Millisecond), asJSONLine(c.now)}, "")
 		if err != nil {
 			return nil, err
 		}
@@ -109,8 +109,8 @@ func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// seen is the JSON output of watch.
-type seen struct {
+// watchInJSON is the JSON output of watch.
+type watchInJSON struct {
 	Time time.Time `json:"time"`
 	jsonLine
 }

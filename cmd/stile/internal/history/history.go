@@ -60,10 +60,10 @@ func Parse(record []byte) (History, error) {
 		return h, nil
 	}
 	if err := json.Unmarshal(record, &h); err != nil {
-		return History{}, fmt.Errorf("it is not by stile once: %w", err)
+		return History{}, fmt.Errorf("it was not written by stile once: %w", err)
 	}
 	if h.Format != format {
-		return History{}, fmt.Errorf("it is not by stile once, or by another version (format %d)", h.Format)
+		return History{}, fmt.Errorf("it was not written by stile once, or by another version of it (format %d)", h.Format)
 	}
 	for key, job := range h.Jobs {
 		if err := job.check(); err != nil {
@@ -140,13 +140,14 @@ const (
 // Judge returns the verdict on a call, and the attempt from which it follows; nil for Run. now is the
 // present time.
 //
-// A success counts for a period if it was called less than nine tenths of that before the call. Calls of a
-// timer come after about a whole period. So all calls for one tick of the timer make one success, if they
-// come within a tenth of the period of each other, by the clocks of their hosts. Neither the duration of the
-// command nor the wait matters, so nothing drifts. A success that was called in the future, by more than a
-// tenth of the period, does not count: the clock of its host was wrong, perhaps by years.
+// A success counts for a period if its call was made less than nine tenths of the period before this
+// one. Calls of a timer come after about a whole period. So all calls for one tick of the timer make one
+// success, if they come within a tenth of the period of each other, by the clocks of their hosts. Neither
+// the duration of the command nor the wait matters, so nothing drifts. A success whose call lies in the
+// future, by more than a tenth of the period, does not count: the clock of its host was wrong, perhaps by
+// years.
 //
-// A failure counts if it was recorded while the call waited: then the last failure before is another one.
+// A failure counts if it was recorded while the call waited: if its token is larger than c.Seen.
 func (h History) Judge(c Call, now time.Time) (Verdict, *Attempt) {
 	job := h.Jobs[c.Key]
 	switch s, f := job.Success, job.Failure; {
@@ -158,7 +159,7 @@ func (h History) Judge(c Call, now time.Time) (Verdict, *Attempt) {
 	return Run, nil
 }
 
-// InFuture returns the success that does not count because it was called in the future; nil if there is
+// InFuture returns the success that does not count because its call lies in the future; nil if there is
 // none.
 func (h History) InFuture(c Call, now time.Time) *Attempt {
 	if s := h.Jobs[c.Key].Success; s != nil && c.Every > 0 && s.inFuture(c.Every, now) {

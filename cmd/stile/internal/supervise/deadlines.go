@@ -7,18 +7,18 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Certain returns how long a session with these terms lasts at least after a confirmed renewal: its
-// TTL less the slack.
-func Certain(granted store.Terms) time.Duration { return granted.TTL - granted.Slack }
+// GuaranteedTTL returns how long a session with these terms lasts at least after a confirmed renewal:
+// its TTL less the slack.
+func GuaranteedTTL(granted store.Terms) time.Duration { return granted.TTL - granted.Slack }
 
-// MaxKillAfter returns how much of a certain TTL may be reserved for stopping a command. Renewals
-// are due when three tenths have passed and take some time; the hold is lost after nine tenths.
+// MaxKillAfter returns the maximum of Job.KillAfter for a [GuaranteedTTL]. Renewals are due when
+// three tenths of the TTL have passed and take some time; the hold is lost after nine tenths.
 func MaxKillAfter(ttl time.Duration) time.Duration { return min(ttl, stile.MaxTTL) * 3 / 8 }
 
-// DefaultKillAfter returns the time that is reserved by default.
+// DefaultKillAfter returns the default of Job.KillAfter for a [GuaranteedTTL].
 func DefaultKillAfter(ttl time.Duration) time.Duration { return min(5*time.Second, ttl/4) }
 
-// MinTTL returns the shortest TTL, in whole seconds, for which MaxKillAfter is at least killAfter.
+// MinTTL returns the shortest guaranteed TTL, in whole seconds, for which MaxKillAfter is at least killAfter.
 func MinTTL(killAfter time.Duration) time.Duration {
 	return (killAfter*8/3 + time.Second - 1).Truncate(time.Second)
 }

@@ -19,7 +19,7 @@ func TestDeadlines_secondRenewalBeforeStopSignal(t *testing.T) {
 				granted.Slack = ttl / slack
 			}
 			schedule := keeper.ScheduleFor(granted)
-			stopSignal := schedule.Validity - DefaultKillAfter(Certain(granted)) - busyTime(ttl)
+			stopSignal := schedule.Validity - DefaultKillAfter(GuaranteedTTL(granted)) - busyTime(ttl)
 			secondRenewal := schedule.Interval + schedule.AttemptTimeout + schedule.RetryInterval
 			if room := stopSignal - secondRenewal; room < ttl/20 {
 				t.Errorf("%+v: the stop signal comes %v after a confirmation, but the second renewal is sent after %v",

@@ -28,7 +28,7 @@ type Job struct {
 	// Validity tells the command's processes until when the lock is held; it may be nil.
 	Validity *validity.Record
 	// StopSignal asks the command to end. It is killed KillAfter later, which is at most
-	// [MaxKillAfter] of the [Certain] part of the TTL.
+	// [MaxKillAfter] of the [GuaranteedTTL].
 	StopSignal os.Signal
 	KillAfter  time.Duration
 	// Timeout is how long the command may run. Zero means no limit.

@@ -1,5 +1,5 @@
-// Package validity lets the process of a lock tell all processes under it until when the lock is
-// held, without a request to the store. stile assert reads it.
+// Package validity lets the process that holds a lock tell the processes of its command until when
+// the lock is held, without a request to the store. stile assert reads it.
 package validity
 
 import (

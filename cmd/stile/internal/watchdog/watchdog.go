@@ -1,5 +1,5 @@
 // Package watchdog kills a command whose lock has expired when the process that started it cannot:
-// because it was killed, or is stopped by SIGSTOP, by a debugger, or by a machine without memory.
+// because it was killed, or is stopped by SIGSTOP, by a debugger, or by a machine that swaps.
 //
 // The watchdog is another process of the same program. It receives the command's deadline through a
 // pipe, and again whenever the deadline has changed. If the deadline passes, it kills the command
@@ -45,13 +45,13 @@ type Hold struct {
 	Owner string
 }
 
-// A Release removes the charge's holds from the store. It may connect to the store at once, but must
+// A Release removes the target's holds from the store. It may connect to the store at once, but must
 // not change anything before safe is closed. ctx ends when the store has ended the holds by itself,
 // or is about to.
 type Release func(ctx context.Context, c Target, safe <-chan struct{})
 
-// over is the message that dismisses a watchdog.
-const over = "over"
+// dismissal is the message that dismisses a watchdog.
+const dismissal = "over"
 
 // await runs in the watchdog. It reads deadlines from the pipe. It calls kill at the deadline and,
 // when the pipe ends, orphaned with the last deadline. It returns when it is dismissed. Deadlines
@@ -79,7 +79,7 @@ func await(pipe io.Reader, now func() time.Duration, kill func(), orphaned func(
 				orphaned(deadline)
 				return
 			}
-			if text == over {
+			if text == dismissal {
 				return
 			}
 			if d, err := strconv.ParseInt(text, 10, 64); err == nil {

@@ -126,7 +126,7 @@ func (w *Watchdog) Until(deadline time.Duration) {
 // Close dismisses the watchdog.
 func (w *Watchdog) Close() {
 	if w != nil {
-		w.send(over)
+		w.send(dismissal)
 		w.pipe.Close()
 	}
 }

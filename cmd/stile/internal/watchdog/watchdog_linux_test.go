@@ -31,8 +31,8 @@ func TestWatchdog_messages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lines := strings.Fields(string(text)); len(lines) != 2 || lines[1] != over {
-		t.Errorf("got messages %q, want a deadline and %q", text, over)
+	if lines := strings.Fields(string(text)); len(lines) != 2 || lines[1] != dismissal {
+		t.Errorf("got messages %q, want a deadline and %q", text, dismissal)
 	}
 }
 

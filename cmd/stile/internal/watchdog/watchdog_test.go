@@ -53,7 +53,7 @@ func TestAwait_killsAtDeadline(t *testing.T) {
 		w.wants(t, 0)
 		time.Sleep(time.Nanosecond)
 		w.wants(t, 1)
-		w.send(over)
+		w.send(dismissal)
 		<-w.gone
 		w.pipe.Close()
 		w.wants(t, 1)
@@ -99,7 +99,7 @@ func TestAwait_dismissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
 		w.send(deadline(time.Second))
-		w.send(over)
+		w.send(dismissal)
 		w.pipe.Close()
 		<-w.gone
 		time.Sleep(time.Minute)
@@ -116,7 +116,7 @@ func TestAwait_withoutDeadline(t *testing.T) {
 		w.send("0")
 		time.Sleep(time.Hour)
 		w.wants(t, 0)
-		w.send(over)
+		w.send(dismissal)
 		<-w.gone
 		w.pipe.Close()
 	})
