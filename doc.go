@@ -13,7 +13,7 @@
 //
 // A [Hold] is a lock that is held. It ends when it is released, yielded ([Hold.Yield]) or lost. It has a
 // deadline ([Hold.Deadline], [Hold.Valid]), which moves forward each time that the client renews its
-// session (see below). Its context ends when the lock is lost; the cause of the context is the reason.
+// session (see below). Its context ends with the hold; the cause of the context is the reason.
 //
 // Two holds of a name conflict if they may not exist together: any two of a mutex, or a writer's and any
 // other of a read-write lock. Conflicting holds are never valid at the same time, provided that the store
