@@ -13,9 +13,9 @@ import (
 // behind it get the lock too, and no writer gets it before this hold is released. Readers of the same
 // client that wait behind the hold join the line at its end.
 //
-// Stop writing before the call. The token stays the same. So a guard that compares tokens would accept a
+// Stop writing before the call. The token stays the same. So a resource that compares tokens would accept a
 // write from before the downgrade that arrives late, for example one whose call has timed out, while
-// others already read. The guard of etcdguard refuses such a write.
+// others already read. Package etcdguard refuses such a write.
 //
 // On success the lock is shared, in the store too. The errors are:
 //   - a [*LostError] if the hold was lost

@@ -11,8 +11,8 @@ import (
 
 // Errors to test for with [errors.Is]. A locking method that returns an error has not acquired the lock.
 var (
-	// ErrHeld means that TryLock, or another try, found the lock held or others waiting for it. See
-	// [HeldError].
+	// ErrHeld means that TryLock, or another Try method, found the lock held, closed, or others waiting
+	// for it. See [HeldError].
 	ErrHeld = errors.New("lock is held")
 	// ErrLost means that a hold ended before it was released. See [LostError].
 	ErrLost = errors.New("lock lost")
@@ -27,7 +27,7 @@ var (
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
-	// ErrNotKnown means that the entry is out of its line, and that a request got no reply. So it is unknown
+	// ErrNotKnown means that a request got no reply, and that the entry has left its line. So it is unknown
 	// whether the lock was held until then ([Hold.Release], [Hold.Yield]), or whether the record was written
 	// ([Hold.SetRecord]).
 	ErrNotKnown = store.ErrNotKnown
@@ -36,8 +36,8 @@ var (
 	// ErrUnsupported means that the store, or this kind of hold, does not have the feature.
 	ErrUnsupported = store.ErrUnsupported
 	// ErrReentrant means that the context comes from a hold of the same name and client that has not
-	// ended, so that the caller might wait for itself. All locking methods but the tries return it:
-	// also a second RLock, an Acquire when another slot is free, and the Join methods.
+	// ended, so that the caller might wait for itself. All locking methods but the Try methods return
+	// it: also a second RLock, an Acquire when another slot is free, and the Join methods.
 	ErrReentrant = errors.New("requested again with the context of its own hold; locks are not re-entrant")
 	// ErrKind means that the name is in use for another kind of lock. See [KindError].
 	ErrKind = store.ErrKind
@@ -58,8 +58,8 @@ var (
 // that client died. So retry a little later.
 type KindError = store.KindError
 
-// A HeldError is returned by [Mutex.TryLock] and the other tries if somebody holds the lock or waits for
-// it, or if the lock is closed because its last holder has not released it. It matches [ErrHeld].
+// A HeldError is returned by [Mutex.TryLock] and the other Try methods if somebody holds the lock or waits
+// for it, or if the lock is closed because its last holder has not released it. It matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.
 	Name string

@@ -156,7 +156,7 @@ func (h *Hold) Mode() line.Mode {
 }
 
 // EntryKey returns the key of the hold's entry in the store: the key on etcd, the path of the node on
-// ZooKeeper. The guards of etcdguard and zkguard check that the entry is still there. It is empty on
+// ZooKeeper. Packages etcdguard and zkguard check that the entry is still there. It is empty on
 // the other stores, and does not change.
 func (h *Hold) EntryKey() string { return h.tenure.ticket.Extensions().Key }
 

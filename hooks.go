@@ -74,7 +74,7 @@ type AttemptStartEvent struct {
 	// Name is the lock's name, Mode the requested mode.
 	Name string
 	Mode line.Mode
-	// Try is true for TryLock and the other tries, which do not wait for the lock.
+	// Try is true for TryLock and the other Try methods, which do not wait for the lock.
 	Try bool
 }
 

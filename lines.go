@@ -27,9 +27,8 @@ type Line struct {
 // An Entry is one position in a line, as others see it.
 type Entry struct {
 	// Token is the fencing token that the entry's hold has or will have. It is zero if the store
-	// does not know it yet and, on Redis and Redlock, for the entries of foreign clients. In JSON it
-	// is a string, because many JSON readers use floating-point numbers, which are not exact enough
-	// for tokens.
+	// does not know it yet and, on Redis and Redlock, if Foreign is true. In JSON it is a string,
+	// because many JSON readers use floating-point numbers, which are not exact enough for tokens.
 	Token uint64 `json:"token,string"`
 	// Mode is the requested mode, or shared after [Hold.Downgrade].
 	Mode line.Mode `json:"mode"`
@@ -83,8 +82,8 @@ func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 // waiter that is broken rejoins the line at its end.
 //
 // If no entry has that token, the error matches [ErrGone] and nothing has changed. On Redis and
-// Redlock the entries of foreign clients have no token, and so cannot be broken: delete their keys.
-// Break accepts the same names as [Client.Line].
+// Redlock the entries of other programs ([Entry.Foreign]) have no token, and so cannot be broken: delete
+// their keys. Break accepts the same names as [Client.Line].
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {
 	if err := c.check(); err != nil {
 		return Entry{}, err

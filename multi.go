@@ -11,14 +11,14 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// LockAll takes the locks of all names, each like [Mutex.Lock], or none of them. However the callers
-// of LockAll order their names, they do not wait for each other in a circle. On failure nothing is held,
-// as with Mutex.Lock. It is an error to give no name, or one name twice.
+// LockAll takes the locks of all names, each like [Mutex.Lock], or none of them. Callers of LockAll do not
+// deadlock with each other, in whatever order they give the names. On failure nothing is held, as with
+// Mutex.Lock. It is an error to give no name, or one name twice.
 //
-// LockAll joins the lines of all names in one step, on etcd, ZooKeeper, a single Redis server, and in
-// memory. It returns when the last of the locks is free. Those that are free earlier are kept meanwhile.
-// If it loses one of them, it withdraws from all lines and joins them again. The number of
-// names is limited by the store: 60 on etcd, 500 on Redis, about a thousand on ZooKeeper.
+// On etcd, ZooKeeper, a single Redis server, and in memory, LockAll joins the lines of all names in one
+// step. It keeps the locks that it gets while it waits for the others. If it loses one of them, it leaves
+// all lines and joins them again. The store limits the number of names: 60 on etcd, 500 on Redis, about a
+// thousand on ZooKeeper.
 //
 // Redis Cluster and Redlock have no such step. There LockAll takes the locks one after another, sorted by
 // name, which takes about as long as that many calls of Lock. If it loses one while it waits for the

@@ -47,8 +47,7 @@ func (h *Hold) Slot() int {
 // SlotToken returns the fencing token of the slot number: larger than that of every earlier hold with
 // the same number, as long as the store keeps its data. Something that belongs to one slot and
 // remembers the largest token it has seen is protected from the slot's earlier holders. [Hold.Token]
-// does not protect it: numbers need not be given in the order of tokens, so a hold with a larger Token
-// may get the number before one with a smaller Token does.
+// does not protect it: a hold with a larger Token may get the number before one with a smaller Token.
 //
 // It is positive and below 2^63, and does not change. It is zero if the hold has no number. Commands
 // and methods that name a hold by its token need Token instead.

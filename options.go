@@ -13,33 +13,34 @@ import (
 // DefaultTTL is the default TTL of a session.
 const DefaultTTL = 15 * time.Second
 
-// MaxTTL is the longest TTL of a client's session. Most stores would allow a longer one.
+// MaxTTL is the maximum TTL of a client's session. A store may have a smaller maximum.
 const MaxTTL = 300 * time.Second
 
 // Options configures a [Client]. The zero value and a nil *Options select the defaults.
 type Options struct {
 	// TTL is how long the client's session lives in the store without renewal. After a crash, the client's
-	// locks are free again when it has passed. The session is renewed every 3/10 of the TTL. Its holds are
-	// lost 9/10 of the TTL after the last confirmed renewal was sent. Both are shorter on stores that may
-	// end sessions early ([store.Terms]). In the worst case an outage begins just before a renewal, and
-	// that renewal has to time out first. So an outage that is shorter than 4/10 of the TTL loses nothing,
-	// whenever it begins; on stores that may end sessions early it must be shorter still.
+	// locks are free again when it has passed.
+	//
+	// The session is renewed every 3/10 of the TTL. Its holds are lost 9/10 of the TTL after the last
+	// confirmed renewal was sent. An outage shorter than 4/10 of the TTL loses no hold, even if it begins
+	// just before a renewal, which then has to time out first. All three times are shorter on stores that
+	// may end sessions early ([store.Terms]).
 	//
 	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum, or longer
 	// than the store's maximum or [MaxTTL], New returns an error. If only the server knows the
 	// limits, the first call that opens a session returns it.
 	TTL time.Duration
 
-	// LockDelay keeps a lock closed for a time after a hold that ended without a release: its
-	// process died or was cut off, its client was closed, the entry was broken, or the store ended
-	// its session early. The delay starts when the next client finds that the hold was not released,
-	// which is when that client would otherwise get the lock. Lock and Join then wait for the delay,
-	// and TryLock returns an error with [HeldError.ClosedFor]. After a release there is no delay.
+	// LockDelay keeps a lock closed, so that nobody gets it, for a time after a hold that ended without
+	// a release: its process died or was cut off, its client was closed, its entry was removed
+	// ([Client.Break]), or the store ended its session early. The delay starts when the next client would
+	// otherwise get the lock. Lock and Join then wait for the delay, and TryLock returns an error with
+	// [HeldError.ClosedFor]. After a release there is no delay.
 	//
 	// Use it on stores that may end a session earlier than they promise, as etcd does if its leader's
 	// process is suspended for longer than the TTL. If LockDelay is at least the TTL, the previous
-	// holder has reached its own deadline before the next one gets the lock, even if it received no
-	// notification. The price is the longer wait after each crash, and one more request for each lock.
+	// holder has reached its own deadline before the next one gets the lock, even if it was not notified
+	// of the loss. The cost is a longer wait after each crash, and one more request for each lock.
 	//
 	// LockDelay works between clients that set it: each hold leaves a marker in the store, which
 	// its release removes. A client without LockDelay leaves no markers and ignores those of
@@ -50,7 +51,7 @@ type Options struct {
 	// [ErrUnsupported] if the store keeps no markers.
 	LockDelay time.Duration
 
-	// Owner describes the client to others. The zero Owner means [DefaultOwner].
+	// Owner describes the client to other users of the store. The zero Owner means [DefaultOwner].
 	Owner Owner
 
 	// Logger gets warnings about lost sessions and holds, overdue renewals and locks that were not
@@ -99,8 +100,8 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 // LockOptions are additional options for one lock; see [Mutex.With]. The zero value changes
 // nothing.
 type LockOptions struct {
-	// Reason says why the lock is wanted, for people who look at its line. It replaces the Reason
-	// of the client's Owner unless it is empty.
+	// Reason says why the lock is wanted, for people who look at its line. Unless it is empty, it
+	// replaces the Reason of the client's Owner.
 	Reason string
 	// Labels are added to the labels of the client's Owner, and replace those with the same key.
 	Labels map[string]string

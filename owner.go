@@ -15,7 +15,7 @@ import (
 // in it.
 type Owner = store.Owner
 
-// MaxOwnerBytes is the maximum size of an owner in bytes of JSON, without its fields Since, Obtained,
+// MaxOwnerBytes is the maximum size of an [Owner] as JSON, in bytes, without its fields Since, Obtained,
 // Waits and Under. The owner is stored with every entry.
 const MaxOwnerBytes = 8 << 10
 

@@ -106,9 +106,9 @@ type HolderWait struct {
 // WaitGraph returns which holders of locks whose names begin with prefix wait for other locks. The empty
 // prefix means all locks. It reads all lines, whatever the prefix is.
 //
-// A cycle of mutexes is a deadlock: it lasts until one of its waits is given up, by the end of its
-// context, or a lock is lost or broken. A cycle with read locks or slots may resolve itself. To avoid
-// deadlocks, take several locks with [Client.LockAll], or always in the same order.
+// A cycle of mutexes is a deadlock: it lasts until one of its waits is given up, or one of its locks
+// is lost or broken. A cycle with read locks or slots may resolve itself. To avoid deadlocks, take several
+// locks with [Client.LockAll], or always in the same order.
 //
 // A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for
 // a second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call of

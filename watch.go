@@ -26,7 +26,7 @@ const (
 // readings, and can yield the same lines twice.
 //
 // If a reading fails, its error is yielded, and the next reading follows a second later. If the
-// prefix is bad, the client is closed, or the store refuses the watch, that error is yielded last.
+// prefix is invalid, the client is closed, or the store refuses the watch, that error is yielded last.
 // The end of ctx is not an error: the loop just ends.
 func (c *Client) WatchLines(ctx context.Context, prefix string) iter.Seq2[[]Line, error] {
 	return watch(ctx, c, prefix, store.CheckPrefix(prefix), func(ctx context.Context) ([]Line, error) {
