@@ -17,9 +17,9 @@
 //
 // Two holds of a name conflict if they may not exist together: any two of a mutex, or a writer's and any
 // other of a read-write lock. Conflicting holds are never valid at the same time, provided that the store
-// keeps its promises and that all clocks run at about the same rate; docs/guarantees.md in the repository
-// has the details. The fencing token of a hold ([Hold.Token]) is larger than that of every earlier
-// conflicting hold.
+// keeps its promises, that all clocks run at about the same rate, and that nobody removes the entry of a
+// working holder ([Client.Break]); docs/guarantees.md in the repository has the details. The fencing token
+// of a hold ([Hold.Token]) is larger than that of every earlier conflicting hold.
 //
 // But no lock can stop a process that is suspended in the middle of a write and finishes it later. Only
 // the resource can: it must remember the largest token it has seen and refuse smaller ones. So call
@@ -32,10 +32,10 @@
 // as it has slots. An [Election] is a mutex whose holder publishes a value. All of them return holds, and
 // the errors of this package.
 //
-// Each name has a line in the store, with an [Entry] for each holder and each waiter. Callers get the
-// lock in order of arrival, with two exceptions. On Redlock, the algorithm for several independent Redis
-// servers, any client that asks while the lock is free may get it. On Redis, a waiter that cannot be
-// reached at its turn is passed over.
+// Each name has a line in the store, with an [Entry] for each holder and each waiter. Callers get the lock
+// in order of arrival, with some exceptions: docs/guarantees.md (P3) has all. On Redlock, the algorithm for
+// several independent Redis servers, any client that asks while the lock is free may get it. On Redis, a
+// waiter that cannot be reached at its turn is passed over.
 //
 // A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a
 // semaphore of n slots. A request of another kind returns a [*KindError].

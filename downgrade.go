@@ -10,8 +10,8 @@ import (
 
 // Downgrade turns a writer's hold into a reader's, without giving the lock up in between. Use it to
 // go on reading what was just written. The entry keeps its position in the line: the readers directly
-// behind it get the lock too, and no writer gets it before this hold is released. Readers of the same
-// client that wait behind the hold join the line at its end.
+// behind it get the lock too, and no writer gets it before this hold is released. Readers that wait in
+// the queue of the same client join the line now, at its end.
 //
 // Stop writing before the call. The token stays the same. So a resource that compares tokens would accept a
 // write from before the downgrade that arrives late, for example one whose call has timed out, while

@@ -16,8 +16,9 @@ import (
 // value that everyone can read, for example its address. Candidates become leader in order of
 // arrival, except on Redlock.
 //
-// A Mutex and an Election of the same name exclude each other. So does etcd's own
-// concurrency.Election. It cannot read Stile's values, and Stile sees it as a leader without a value.
+// A Mutex and an Election of the same name exclude each other, and both exclude etcd's own
+// concurrency.Election of that name. It cannot read Stile's values, and Stile sees it as a leader without a
+// value.
 //
 // An Election has no state, and making one costs nothing. It is safe for concurrent use.
 type Election struct{ locker locker }
@@ -38,10 +39,10 @@ func (e *Election) Name() string { return e.locker.name }
 // is lost while it waits, it rejoins the line, at the end. When the session is lost later, the leadership
 // ends, and the caller must campaign again, as [Election.Run] does.
 //
-// The value is part of the candidate's entry from the start. So others
-// may see it as the leader's shortly before Campaign returns; with [Options.LockDelay], up to that delay
-// before. The value is part of the
-// owner: if that becomes larger than [MaxOwnerBytes], Campaign returns an error.
+// The value is part of the candidate's entry from the start. So others may see it as
+// the leader's value shortly before Campaign returns; with [Options.LockDelay], as early as the delay
+// before. The value is part of the owner: if that becomes larger than [MaxOwnerBytes], Campaign returns an
+// error.
 func (e *Election) Campaign(ctx context.Context, value string) (*Leadership, error) {
 	hold, err := e.candidate(value).lock(ctx, false)
 	if err != nil {
@@ -77,7 +78,7 @@ func (e *Election) candidate(value string) locker {
 	return l
 }
 
-// A Leadership is the hold of an election's leader. It ends when it is resigned or lost. It is safe
+// A Leadership is the hold of an election's leader. It ends when it is resigned, yielded or lost. It is safe
 // for concurrent use.
 type Leadership struct{ *Hold }
 

@@ -67,8 +67,8 @@ type HeldError struct {
 	// not know it. If the client found the lock held by one of its own goroutines, without a request
 	// to the store, only the fields Mode and Owner are set.
 	Holder *Entry
-	// ClosedFor is how much longer the lock stays closed because its last holder, Holder, has not
-	// released it. See [Options.LockDelay]. Zero if the lock is held.
+	// ClosedFor is how much longer the lock stays closed because its last holder, Holder, has not released
+	// it. See [Options.LockDelay]. Zero if the lock is held, also by what [Hold.ReleaseAfter] has left.
 	ClosedFor time.Duration
 
 	inner error

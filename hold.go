@@ -160,9 +160,9 @@ func (h *Hold) Mode() line.Mode {
 // the other stores, and does not change.
 func (h *Hold) EntryKey() string { return h.tenure.ticket.Extensions().Key }
 
-// Owner returns the holder as others see it. Its field Obtained is published in the background once
-// the lock has been held for a second; shorter holds cost no request for it. On Redlock others see
-// Obtained from the start, but Owner returns it as zero.
+// Owner returns the holder as others see it, except for Obtained on Redlock. Its field Obtained is
+// published in the background once the lock has been held for a second; shorter holds cost no request for
+// it. On Redlock others see Obtained from the start, but Owner returns it as zero.
 func (h *Hold) Owner() Owner {
 	h.tenure.queue.mu.Lock()
 	defer h.tenure.queue.mu.Unlock()
@@ -207,8 +207,8 @@ func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
 	return fail(err)
 }
 
-// Token returns the fencing token. On stores without fencing it is zero; all stores of this repository
-// have fencing. Otherwise it is positive, below 2^63, and larger than the token of every
+// Token returns the fencing token. It is zero on stores without fencing; no store of this repository is
+// one. On all others it is positive, below 2^63, and larger than the token of every
 // earlier conflicting hold of the name, as long as the store keeps its data. It is made from the
 // order of the hold's entry in the store: see [store.TurnBits]. A resource that remembers the largest
 // token it has seen and refuses smaller ones is protected from holders that do not know yet that they

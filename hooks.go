@@ -14,8 +14,9 @@ import (
 //
 // AttemptStart, AttemptEnd, HoldStart, and the HoldEnd of a release or Yield are called by the goroutine
 // that locks, releases or yields, which waits for them. After Join, AttemptEnd and HoldStart are called by
-// the goroutine that waits for the lock. All other hooks, and the HoldEnd of a loss, are called one after
-// another by a goroutine of the client: a hook that blocks delays the next ones but nothing else.
+// a goroutine of the client, which waits for the lock. All other hooks, and the HoldEnd of a loss, are
+// called one after another by a goroutine of the client: a hook that blocks delays the next ones but
+// nothing else.
 //
 // Starts and ends are paired. For each start hook that returns, the end hook is called exactly
 // once, with the context that the start returned. If the start hook is nil, the end hook gets the

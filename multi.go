@@ -25,7 +25,7 @@ import (
 // next, it releases all and begins again.
 //
 // A caller that holds one lock and then calls LockAll or Lock for another may deadlock with a caller of
-// LockAll, in whatever order it names them. Take such locks with one call of LockAll.
+// LockAll that wants both, in whatever order it gives the names. Take such locks with one call of LockAll.
 func (c *Client) LockAll(ctx context.Context, names ...string) (*MultiHold, error) {
 	return c.lockAll(ctx, names, false)
 }

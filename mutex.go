@@ -36,11 +36,11 @@ func (m *Mutex) Name() string { return m.locker.name }
 // the session is alive, and then for a bounded time, at most ten seconds on etcd, before it returns
 // an error.
 //
-// Callers get the lock in order of arrival: first in their client, then in the store. On Redlock
-// there is no order among clients. Locks are not re-entrant: a goroutine that already holds the lock
-// waits for itself until ctx ends. If ctx is the context of a current hold of the same name, or
-// derived from it, Lock returns [ErrReentrant] at once. If the name is in use as a semaphore, the
-// error is a [*KindError].
+// Callers get the lock in order of arrival: first in their client, then in the store. On Redlock there is
+// no order among clients; on Redis a waiter that cannot be reached at its turn is passed over. Locks are
+// not re-entrant: a goroutine that already holds the lock waits for itself until ctx ends. If ctx is the
+// context of a current hold of the same name, or derived from it, Lock returns [ErrReentrant] at once. If
+// the name is in use as a semaphore, the error is a [*KindError].
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, false) }
 
 // TryLock takes the lock if nobody holds it or waits for it. It does not wait for the lock, only for

@@ -12,14 +12,14 @@ import (
 )
 
 // Owner describes a holder or waiter. Everyone who can read the store can read it: put no secrets
-// in it.
+// in it. [store.Owner] describes the fields.
 type Owner = store.Owner
 
 // MaxOwnerBytes is the maximum size of an [Owner] as JSON, in bytes, without its fields Since, Obtained,
 // Waits and Under. The owner is stored with every entry.
 const MaxOwnerBytes = 8 << 10
 
-// MaxUnder is the maximum number of locks in an owner's field Under.
+// MaxUnder is the maximum number of locks in the field Under of an [Owner].
 const MaxUnder = 16
 
 // DefaultOwner describes this process: host, process ID, user, and the program's name. It leaves

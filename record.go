@@ -37,7 +37,7 @@ const MaxRecordBytes = store.MaxRecordBytes
 // calls takes effect last is not determined.
 //
 // A record is as durable as the store's other data: see docs/stores.md for what a restore, a failover and an
-// eviction do. So after a record was lost, what it says may be done again.
+// eviction do. So if a record is lost, what it recorded as done may be done again.
 func (h *Hold) SetRecord(ctx context.Context, value []byte) error {
 	t, q := h.tenure, h.tenure.queue
 	fail := func(err error) error {

@@ -10,12 +10,13 @@ import (
 // An RWMutex is a lock that either one writer or any number of readers hold. Lock, TryLock, Join and
 // Do take it for writing; RLock, TryRLock, RJoin and RDo take it for reading.
 //
-// Writers and readers get the lock in order of arrival, so neither can keep the other out: a reader
-// that arrives while a writer waits gets the lock after that writer, even if other readers hold it.
-// There is one exception. The readers of one client share an entry in the store, except those that have
-// options of their own ([RWMutex.With]). Further readers of the client join that entry, without a request
-// to the store, until the store reports that another client waits behind it, and at most for a second
-// after its admission. So if the report is late, a reader may overtake a writer of another client.
+// Writers and readers get the lock in order of arrival, so neither can keep the other out: a reader that
+// arrives while a writer waits gets the lock after that writer, even if other readers hold it. There is one
+// exception besides those of every [Mutex]. The readers of one client share an entry in the store, except
+// those that have options of their own ([RWMutex.With]). Further readers of the client join that entry,
+// without a request to the store, until the store reports that another client waits behind it, and at most
+// for a second after its admission. So if the report is late, a reader may overtake a writer of another
+// client.
 //
 // A writer can become a reader without leaving the line: see [Hold.Downgrade]. A read lock cannot be
 // upgraded: RLock and then Lock in the same goroutine waits for itself. With the context of the first

@@ -87,8 +87,8 @@ type WaitGraph struct {
 	Waits []HolderWait `json:"waits"`
 	// Cycles are the names of locks whose holders wait for each other: a holder of each waits for the
 	// next one, and a holder of the last for the first. At least one name of each cycle begins with the
-	// prefix. A cycle is listed from its smallest name on. Not every cycle is here, but every lock
-	// that is part of such a cycle is in at least one.
+	// prefix. A cycle is listed from its smallest name on. Not every cycle is here, but every lock whose
+	// name begins with the prefix and that is part of a cycle is in at least one.
 	Cycles [][]string `json:"cycles"`
 }
 
@@ -112,12 +112,13 @@ type HolderWait struct {
 //
 // A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for
 // a second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call of
-// [Place.Wait], not from Join. An entry has room for 16 waits. The wait of a process that runs under a lock of
-// another process is known from the start, if its owner says so in the field Under.
+// [Place.Wait], not from Join. An entry has room for 16 waits. A process may run under a lock that
+// another process holds, as the command of stile run does. If the owner of its entry names that lock in the
+// field Under, its wait is known from the start.
 //
-// Waits are published in the background, and lines are read one after another, so the graph may show a
-// wait that has just ended, or lack one that has just begun.
-// The holders themselves report what they wait for: the graph is for people, and no lock depends on it.
+// Waits are published in the background, and lines are read one after another, so the graph may show a wait
+// that has just ended, or lack one that has just begun. The holders themselves report what they wait for:
+// the graph is for people, and no lock depends on it.
 //
 // On a store whose entries cannot change, which is Redlock, the error matches [ErrUnsupported].
 func (c *Client) WaitGraph(ctx context.Context, prefix string) (*WaitGraph, error) {
