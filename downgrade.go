@@ -13,9 +13,9 @@ import (
 // behind it get the lock too, and no writer gets it before this hold is released. Readers that wait in
 // the queue of the same client join the line now, at its end.
 //
-// Stop writing before the call. The token stays the same. So a resource that compares tokens would accept a
-// write from before the downgrade that arrives late, for example one whose call has timed out, while
-// others already read. Package etcdguard refuses such a write.
+// Stop writing before the call. The token stays the same. So a resource that compares tokens does not
+// refuse a write that was sent before the downgrade, for example by a call that has timed out, and arrives
+// when others already read. Package etcdguard refuses such a write.
 //
 // On success the lock is shared, in the store too. The errors are:
 //   - a [*LostError] if the hold was lost

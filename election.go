@@ -39,10 +39,9 @@ func (e *Election) Name() string { return e.locker.name }
 // is lost while it waits, it rejoins the line, at the end. When the session is lost later, the leadership
 // ends, and the caller must campaign again, as [Election.Run] does.
 //
-// The value is part of the candidate's entry from the start. So others may see it as
-// the leader's value shortly before Campaign returns; with [Options.LockDelay], as early as the delay
-// before. The value is part of the owner: if that becomes larger than [MaxOwnerBytes], Campaign returns an
-// error.
+// The value is part of the candidate's entry from the start. So others may see it as the leader's value
+// shortly before Campaign returns. With [Options.LockDelay] they may see it earlier, by up to the delay.
+// The value is part of the owner: if that becomes larger than [MaxOwnerBytes], Campaign returns an error.
 func (e *Election) Campaign(ctx context.Context, value string) (*Leadership, error) {
 	hold, err := e.candidate(value).lock(ctx, false)
 	if err != nil {

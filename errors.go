@@ -68,7 +68,8 @@ type HeldError struct {
 	// to the store, only the fields Mode and Owner are set.
 	Holder *Entry
 	// ClosedFor is how much longer the lock stays closed because its last holder, Holder, has not released
-	// it. See [Options.LockDelay]. Zero if the lock is held, also by what [Hold.ReleaseAfter] has left.
+	// it. See [Options.LockDelay]. It is zero if the lock is held. An entry that
+	// [Hold.ReleaseAfter] has left counts as a holder.
 	ClosedFor time.Duration
 
 	inner error

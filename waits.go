@@ -110,11 +110,12 @@ type HolderWait struct {
 // is lost or broken. A cycle with read locks or slots may resolve itself. To avoid deadlocks, take several
 // locks with [Client.LockAll], or always in the same order.
 //
-// A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for
-// a second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call of
-// [Place.Wait], not from Join. An entry has room for 16 waits. A process may run under a lock that
-// another process holds, as the command of stile run does. If the owner of its entry names that lock in the
-// field Under, its wait is known from the start.
+// A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for a
+// second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call
+// of [Place.Wait], not from Join. An entry has room for 16 waits. A process may run under a lock that
+// another process holds, as the command of stile run does. If such a process waits for a lock, and the
+// [Owner] in its entry names the lock that it runs under in the field Under, the wait is known from the
+// start.
 //
 // Waits are published in the background, and lines are read one after another, so the graph may show a wait
 // that has just ended, or lack one that has just begun. The holders themselves report what they wait for:
