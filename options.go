@@ -23,8 +23,8 @@ type Options struct {
 	//
 	// The session is renewed every 3/10 of the TTL. Its holds are lost 9/10 of the TTL after the last
 	// confirmed renewal was sent. An outage shorter than 4/10 of the TTL loses no hold. This is true even
-	// of one that begins just before a renewal, which must time out before the next attempt begins. All
-	// three times are shorter on stores that may end sessions early ([store.Terms]).
+	// if the outage begins just before a renewal, so that the next attempt begins only when that renewal
+	// has timed out. All three times are shorter on stores that may end sessions early ([store.Terms]).
 	//
 	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum, or longer
 	// than the store's maximum or [MaxTTL], New returns an error. If only the server knows the

@@ -14,9 +14,9 @@ import (
 // arrives while a writer waits gets the lock after that writer, even if other readers hold it. There is one
 // exception besides those of every [Mutex]. The readers of one client share an entry in the store, except
 // those that have options of their own ([RWMutex.With]). Further readers of the client join that entry,
-// without a request to the store, until the store reports that another client waits behind it, and at most
-// for a second after its admission. So if the report is late, a reader may overtake a writer of another
-// client.
+// without a request to the store, until the store reports that another client waits behind the entry, and
+// at most for a second after the entry was admitted. So if the report is late, a reader may overtake a
+// writer of another client.
 //
 // A writer can become a reader without leaving the line: see [Hold.Downgrade]. A read lock cannot be
 // upgraded: RLock and then Lock in the same goroutine waits for itself. With the context of the first

@@ -87,8 +87,8 @@ type WaitGraph struct {
 	Waits []HolderWait `json:"waits"`
 	// Cycles are the names of locks whose holders wait for each other: a holder of each waits for the
 	// next one, and a holder of the last for the first. At least one name of each cycle begins with the
-	// prefix. A cycle is listed from its smallest name on. Not every cycle is here, but every lock whose
-	// name begins with the prefix and that is part of a cycle is in at least one.
+	// prefix. A cycle is listed from its smallest name on. Some cycles may be missing. But each lock that
+	// is part of a cycle, and whose name begins with the prefix, is in at least one of those listed.
 	Cycles [][]string `json:"cycles"`
 }
 
@@ -114,8 +114,8 @@ type HolderWait struct {
 // second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call
 // of [Place.Wait], not from Join. An entry has room for 16 waits. A process may run under a lock that
 // another process holds, as the command of stile run does. If such a process waits for a lock, and the
-// [Owner] in its entry names the lock that it runs under in the field Under, the wait is known from the
-// start.
+// field Under of the [Owner] in its entry names the lock that the process runs under, the wait is known
+// from the start.
 //
 // Waits are published in the background, and lines are read one after another, so the graph may show a wait
 // that has just ended, or lack one that has just begun. The holders themselves report what they wait for:
