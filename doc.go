@@ -37,8 +37,8 @@
 // several independent Redis servers, any client that asks while the lock is free may get it. On Redis, a
 // waiter that cannot be reached at its turn is passed over.
 //
-// A name is of one kind as long as somebody holds it or waits for it: a mutex or read-write lock, or a
-// semaphore of n slots. A request of another kind returns a [*KindError].
+// A name has one of two kinds: mutex and read-write lock, or semaphore of n slots. It keeps its kind as
+// long as somebody holds it or waits for it. A request of another kind returns a [*KindError].
 //
 // # Sessions
 //

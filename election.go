@@ -217,9 +217,10 @@ const (
 // returned. Run also campaigns again if Campaign fails because of the store. Before each further
 // campaign it pauses, for up to five seconds.
 //
-// If ctx ends while f does not run, the error matches ctx.Err(). Run returns the errors that another
-// campaign would meet again: that of a value that is too large, those that match [ErrClosed],
-// [ErrBadName] or [ErrReentrant], and, before the caller has led, those that match [ErrKind].
+// If ctx ends while f does not run, the error matches ctx.Err(). Run returns an error instead
+// of campaigning again if another campaign would fail in the same way: the value is too large, or the error
+// matches [ErrClosed], [ErrBadName], [ErrReentrant] or [ErrUnsupported]. It also returns one that matches
+// [ErrKind], unless the caller has led before.
 func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Context, l *Leadership) error) error {
 	c := e.locker.client
 	if err := checkOwner(e.candidate(value).owner()); err != nil {

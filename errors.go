@@ -27,9 +27,9 @@ var (
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
-	// ErrNotKnown means that a request got no reply, and that the entry has left its line. So it is unknown
-	// whether the lock was held until then ([Hold.Release], [Hold.Yield]), or whether the record was written
-	// ([Hold.SetRecord]).
+	// ErrNotKnown means that a request got no reply, and that its repetition found no entry. So it is
+	// unknown whether that request removed the entry or the lock had been lost before ([Hold.Release],
+	// [Hold.Yield]), or whether that request wrote the record ([Hold.SetRecord]).
 	ErrNotKnown = store.ErrNotKnown
 	// ErrNoNumber means that all slot numbers are taken. See [Semaphore.Numbered].
 	ErrNoNumber = store.ErrNoNumber

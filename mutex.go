@@ -33,8 +33,8 @@ func (m *Mutex) Name() string { return m.locker.name }
 // On failure the lock is not held and will not be. If the attempt had an entry in the line, its
 // removal has started: it continues in the background, and ends with the session at the latest. If
 // ctx ends first, the error matches ctx.Err(). While the store is unreachable, Lock waits as long as
-// the session is alive, and then for a bounded time, at most ten seconds on etcd, before it returns
-// an error.
+// the session is alive. Then it tries to open another session, for a bounded time, at most ten seconds on
+// etcd, and returns an error if that fails.
 //
 // Callers get the lock in order of arrival: first in their client, then in the store. On Redlock there is
 // no order among clients; on Redis a waiter that cannot be reached at its turn is passed over. Locks are

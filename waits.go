@@ -113,9 +113,9 @@ type HolderWait struct {
 // A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for a
 // second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call
 // of [Place.Wait], not from Join. An entry has room for 16 waits. A process may run under a lock that
-// another process holds, as the command of stile run does. If such a process waits for a lock, and the
-// field Under of the [Owner] in its entry names the lock that the process runs under, the wait is known
-// from the start.
+// another process holds, as the command of stile run does. The wait of such
+// a process is known from the start, without that second, if the field Under of its [Owner] names the lock
+// that it runs under.
 //
 // Waits are published in the background, and lines are read one after another, so the graph may show a wait
 // that has just ended, or lack one that has just begun. The holders themselves report what they wait for:
