@@ -219,8 +219,8 @@ const (
 //
 // If ctx ends while f does not run, the error matches ctx.Err(). Run returns an error instead
 // of campaigning again if another campaign would fail in the same way: the value is too large, or the error
-// matches [ErrClosed], [ErrBadName], [ErrReentrant] or [ErrUnsupported]. It also returns one that matches
-// [ErrKind], unless the caller has led before.
+// matches [ErrClosed], [ErrBadName], [ErrReentrant] or [ErrUnsupported]. An error that matches [ErrKind] also
+// ends Run, unless the caller has led in this call of Run; then Run campaigns again.
 func (e *Election) Run(ctx context.Context, value string, f func(ctx context.Context, l *Leadership) error) error {
 	c := e.locker.client
 	if err := checkOwner(e.candidate(value).owner()); err != nil {

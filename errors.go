@@ -27,9 +27,9 @@ var (
 	ErrLeft = errors.New("left the line")
 	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
-	// ErrNotKnown means that a request got no reply, and that its repetition found no entry. So it is
-	// unknown whether that request removed the entry or the lock had been lost before ([Hold.Release],
-	// [Hold.Yield]), or whether that request wrote the record ([Hold.SetRecord]).
+	// ErrNotKnown means that a request got no reply, and that its repetition found no entry. After
+	// [Hold.Release] and [Hold.Yield] it is then unknown whether that request removed the entry or the lock
+	// had been lost before. After [Hold.SetRecord] it is unknown whether that request wrote the record.
 	ErrNotKnown = store.ErrNotKnown
 	// ErrNoNumber means that all slot numbers are taken. See [Semaphore.Numbered].
 	ErrNoNumber = store.ErrNoNumber
@@ -59,7 +59,7 @@ var (
 type KindError = store.KindError
 
 // A HeldError is returned by [Mutex.TryLock] and the other Try methods if somebody holds the lock or waits
-// for it, or if the lock is closed because its last holder has not released it. It matches [ErrHeld].
+// for it, or if the lock is closed because the last hold ended without a release. It matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.
 	Name string
@@ -67,9 +67,9 @@ type HeldError struct {
 	// not know it. If the client found the lock held by one of its own goroutines, without a request
 	// to the store, only the fields Mode and Owner are set.
 	Holder *Entry
-	// ClosedFor is how much longer the lock stays closed because its last holder, Holder, has not released
-	// it. See [Options.LockDelay]. It is zero if the lock is held. An entry that
-	// [Hold.ReleaseAfter] has left counts as a holder.
+	// ClosedFor is how much longer the lock stays closed because the hold of its last holder, Holder, ended
+	// without a release. See [Options.LockDelay]. It is zero if the lock is held. An entry that stays in
+	// the line after [Hold.ReleaseAfter] counts as a holder.
 	ClosedFor time.Duration
 
 	inner error

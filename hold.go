@@ -269,8 +269,8 @@ func (h *Hold) watchContention() <-chan struct{} {
 //   - a [*LostError] if the lock had been lost
 //   - one matching [ErrNotKnown] if the lock is free now but may have been lost before: a request got no
 //     reply, and its repetition found no entry
-//   - any other error, one matching ctx.Err() if ctx ended first: the release is not confirmed; it
-//     continues in the background, and is complete when the session ends, at the latest
+//   - any other error: the release is not confirmed; it continues in the background, and is complete when the
+//     session ends, at the latest. If ctx ended first, the error matches ctx.Err().
 //
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
 // a signal. Releasing again returns nil. Releasing a hold that has yielded releases the hold that Yield

@@ -27,7 +27,7 @@ type Line struct {
 // An Entry is one position in a line, as others see it.
 type Entry struct {
 	// Token is the fencing token that the entry's hold has or will have. It is zero if the store
-	// does not know it yet and, on Redis and Redlock, if Foreign is true. In JSON it is a string,
+	// does not know it yet. On Redis and Redlock it is also zero if Foreign is true. In JSON it is a string,
 	// because many JSON readers use floating-point numbers, which are not exact enough for tokens.
 	Token uint64 `json:"token,string"`
 	// Mode is the requested mode, or shared after [Hold.Downgrade].
@@ -97,8 +97,8 @@ func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, e
 
 // Resize sets the operator's limit of the slots of a name. The semaphore of that name then admits at most
 // that many holds, however many slots its clients declare. A limit larger than what they declare has no
-// effect, because a program never gets more slots, or a larger slot number, than it has declared. Declare as many slots
-// as can ever be sensible, and limit them to what is sensible today. Zero removes the limit.
+// effect, because a program never gets more slots, or a larger slot number, than it has declared. Declare
+// as many slots as can ever be sensible, and limit them to what is sensible today. Zero removes the limit.
 //
 // The limit is a value in the store: it applies to all clients, is kept until it is changed or removed,
 // and needs no holder. If it is raised, the waiters that now fit are admitted. If it is lowered, nobody

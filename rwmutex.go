@@ -63,8 +63,8 @@ func (m *RWMutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) e
 // other readers may hold the lock too. The token is larger than those of all earlier writers. Readers
 // that share an entry have the same token, and are lost together.
 //
-// With an owner of its own (see [RWMutex.With]) a reader has an entry of its own, so that others see
-// that owner.
+// A reader with options of its own (see [RWMutex.With]) has an entry of its own, so that others see its
+// reason and labels.
 func (m *RWMutex) RLock(ctx context.Context) (*Hold, error) { return m.reader().lock(ctx, false) }
 
 // TryRLock takes the lock for reading if nobody holds it for writing or waits for it. If a writer

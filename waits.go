@@ -110,12 +110,12 @@ type HolderWait struct {
 // is lost or broken. A cycle with read locks or slots may resolve itself. To avoid deadlocks, take several
 // locks with [Client.LockAll], or always in the same order.
 //
-// A wait is known if it was made with the context of a hold, or one derived from it, and has lasted for a
-// second: [Mutex.Do] and [Hold.Context] provide such contexts. The wait of a [Place] counts from the call
-// of [Place.Wait], not from Join. An entry has room for 16 waits. A process may run under a lock that
-// another process holds, as the command of stile run does. The wait of such
-// a process is known from the start, without that second, if the field Under of its [Owner] names the lock
-// that it runs under.
+// A wait is known once it has lasted for a second, if it was made with the context of a hold
+// ([Hold.Context], or the context of a function run by [Mutex.Do]), or with one derived from it. The wait
+// of a [Place] counts from the call of [Place.Wait], not from Join. An entry has room for 16 waits. A
+// process may run under a lock that another process holds, as the command of stile run does. The wait of
+// such a process is known from the start, without that second, if the field Under of its [Owner] names the
+// lock that it runs under.
 //
 // Waits are published in the background, and lines are read one after another, so the graph may show a wait
 // that has just ended, or lack one that has just begun. The holders themselves report what they wait for:

@@ -34,9 +34,9 @@ import (
 //   - one matching ctx.Err() if ctx ended; the entry is removed as after a failed Lock
 //   - one matching [ErrReleased] if the hold was released, or has yielded before: a hold yields once
 //   - one matching [ErrLeft] if the hold was released while Yield waited
-//   - one matching [ErrReentrant] if ctx comes from this hold or another one of the same name, as
-//     [Hold.Context] and the context of a function run by [Mutex.Do] do: such a context would end at the
-//     hand-over. Nothing has changed, and the lock is still held.
+//   - one matching [ErrReentrant] if ctx is the context of this hold or of another one of the same name
+//     ([Hold.Context], or the context of a function run by [Mutex.Do]), or derived from it: such a context
+//     would end at the hand-over. Nothing has changed, and the lock is still held.
 //   - the other errors of [Hold.Release] and [Mutex.Lock]
 //
 // Release of the old hold releases the new one. So one deferred Release of the first hold is enough, also
