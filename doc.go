@@ -37,8 +37,9 @@
 // several independent Redis servers, any client that asks while the lock is free may get it. On Redis, a
 // waiter that cannot be reached at its turn is passed over.
 //
-// A name has one of two kinds: mutex and read-write lock, or semaphore of n slots. It keeps its kind as
-// long as somebody holds it or waits for it. A request of another kind returns a [*KindError].
+// As long as somebody holds a name or waits for it, it is of one kind. For this, mutexes, elections and
+// read-write locks are one kind, and semaphores with the same number of slots are another. A request of
+// another kind returns a [*KindError].
 //
 // # Sessions
 //

@@ -17,8 +17,8 @@ import (
 // arrival, except on Redlock.
 //
 // A Mutex and an Election of the same name exclude each other, and both exclude etcd's own
-// concurrency.Election of that name. It cannot read Stile's values, and Stile sees it as a leader without a
-// value.
+// concurrency.Election of that name. The latter cannot read Stile's values, and Stile sees its leader as
+// one without a value.
 //
 // An Election has no state, and making one costs nothing. It is safe for concurrent use.
 type Election struct{ locker locker }

@@ -160,9 +160,10 @@ func (h *Hold) Mode() line.Mode {
 // the other stores, and does not change.
 func (h *Hold) EntryKey() string { return h.tenure.ticket.Extensions().Key }
 
-// Owner returns the holder as others see it, except for Obtained on Redlock. Its field Obtained is
-// published in the background once the lock has been held for a second; shorter holds cost no request for
-// it. On Redlock others see Obtained from the start, but Owner returns it as zero.
+// Owner returns the holder as others see it. After a Try method its field Obtained is set from the start.
+// Otherwise it is published in the background once the lock has been held for a second; shorter holds cost
+// no request for it. Redlock is an exception: there others see Obtained from the start, but Owner returns
+// it as zero.
 func (h *Hold) Owner() Owner {
 	h.tenure.queue.mu.Lock()
 	defer h.tenure.queue.mu.Unlock()

@@ -23,12 +23,13 @@ type Options struct {
 	//
 	// The session is renewed every 3/10 of the TTL. Its holds are lost 9/10 of the TTL after the last
 	// confirmed renewal was sent. An outage shorter than 4/10 of the TTL loses no hold. This is true even
-	// if the outage begins just before a renewal, so that the next attempt begins only when that renewal
-	// has timed out. All three times are shorter on stores that may end sessions early ([store.Terms]).
+	// in the worst case: the outage begins just before a renewal, which gets no reply, and the next attempt
+	// begins only when that one has timed out. All three times are shorter on stores that may end sessions
+	// early ([store.Terms]).
 	//
 	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum, or longer
 	// than the store's maximum or [MaxTTL], New returns an error. If only the server knows the
-	// limits, the first call that opens a session returns it.
+	// limits, the first call that opens a session returns the error.
 	TTL time.Duration
 
 	// LockDelay keeps a lock closed, so that nobody gets it, for a time after a hold that ended without

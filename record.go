@@ -32,10 +32,10 @@ const MaxRecordBytes = store.MaxRecordBytes
 //   - any other error: either record may be there; SetRecord may be called again
 //
 // A request that got no reply may still be carried out, but not after the hold's entry has left its line,
-// or after a later SetRecord of the hold has succeeded. Even if SetRecord returns a [*LostError], a request
-// of this call or an earlier one that got no reply may have written its record while the lock was still
-// held. SetRecord is safe for concurrent use, but which of two concurrent calls takes effect last is not
-// determined.
+// or after a later SetRecord of the hold has succeeded. If SetRecord returns a [*LostError], a record may
+// have been written nevertheless, while the lock was still held: by a request of this call, or of an
+// earlier call, that got no reply. SetRecord is safe for concurrent use, but which of two concurrent calls
+// takes effect last is not determined.
 //
 // A record is as durable as the store's other data: see docs/stores.md for what a restore, a failover and an
 // eviction do. So if a record is lost, what it recorded as done may be done again.
