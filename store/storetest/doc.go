@@ -39,8 +39,8 @@
 // Not every store has every ability. A test that needs an ability that the store lacks is left out:
 // it does not run and is not reported as skipped, so every skipped test is one that should have
 // run. Harness.Without must list the missing abilities, and the suite fails if the list differs
-// from what the store's Capabilities and the harness provide. It cannot notice that WaitersOrders or
-// ExactAhead is listed needlessly. Each ability and the tests that need it:
+// from what the store's Capabilities and the harness provide. It cannot notice that WaitersOrders,
+// ExactAhead or OwnerEvents is listed needlessly. Each ability and the tests that need it:
 //
 //   - [Fair]: the topics contended, requeue and enqueueall, and the tests of the order of waiters;
 //   - [SharedModes]: tests of shared entries and slots;
@@ -51,6 +51,7 @@
 //   - [Requeue], [SlotNumbers], [Limits], [EnqueueAll] and [Records]: the topics requeue, numbers,
 //     limit, enqueueall and record;
 //   - [ExactAhead]: the test that counts each change of [store.Standing.Ahead];
+//   - [OwnerEvents]: the test of a watch that reports a changed owner;
 //   - [WaitersOrders]: the test that breaks a waiter;
 //   - [Cut]: the topic outage, and the tests in other topics that need an outage.
 //

@@ -76,6 +76,7 @@ const (
 	Records       Ability = "records of names (Capabilities.Record)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
+	OwnerEvents   Ability = "an event for a watch when an owner changes, not only a periodic one"
 	Cut           Ability = "disconnecting a session from the server (Harness.Cut)"
 )
 
@@ -101,6 +102,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Records, caps.Record != nil},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
+		{OwnerEvents, !slices.Contains(h.Without, OwnerEvents)},
 		{Cut, h.Cut != nil},
 	} {
 		if !a.present {

@@ -53,7 +53,7 @@ func ownership(s suite) {
 		c.admitted()
 	})
 
-	s.test("a watch reports a changed owner", func(_ *testing.T, w *testEnv) {
+	s.needs(OwnerEvents).test("a watch reports a changed owner", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -195,12 +195,17 @@ func (p *entry) cannotSetOwner() {
 // showsOwner waits for calls until a read after one returns the entry with its current owner.
 func (watch *watch) showsOwner(p *entry) {
 	watch.w.t.Helper()
+	calls, last := 0, "there was no call"
 	for end := time.Now().Add(watch.w.h.Grace); watch.next(time.Until(end)); {
-		for _, e := range watch.w.line(p.name).Entries {
+		calls++
+		entries := watch.w.line(p.name).Entries
+		for _, e := range entries {
 			if e.Owner.Reason == p.owner.Reason {
 				return
 			}
 		}
+		last = fmt.Sprintf("the last read returned the entries %+v", entries)
 	}
-	watch.w.t.Fatalf("Watch(%q) did not report within %v the new owner of lock %q", watch.prefix, watch.w.h.Grace, p.name)
+	watch.w.t.Fatalf("Watch(%q) made %d calls within %v, but the line of %q never had the reason %q: %s",
+		watch.prefix, calls, watch.w.h.Grace, p.name, p.owner.Reason, last)
 }

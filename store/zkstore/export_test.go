@@ -12,6 +12,10 @@ func (s *Store) SetPatience(patience, rarely time.Duration) {
 	s.callTimeout, s.recheckInterval, s.resyncInterval, s.blockerCheckInterval = patience, rarely, rarely, rarely
 }
 
+// SetResync sets how often a watch reports a possible change without an event. It must be called before the
+// store is used.
+func (s *Store) SetResync(d time.Duration) { s.resyncInterval = d }
+
 // SetBlockerChecks sets the intervals at which lines with waiters are read, and at which waiters ask the
 // leader for the entries ahead. It must be called before the store is used.
 func (s *Store) SetBlockerChecks(recheck, check time.Duration) {

@@ -1,8 +1,10 @@
 package zkstore_test
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -37,6 +39,36 @@ func TestSetOwner_nodeChangedByOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		checkOwner(t, st, name, order, reason)
+	}
+	j.withdraw(t)
+}
+
+// No event tells a watch of a changed owner: it reports one from time to time.
+func TestWatch_reportsChangedOwner(t *testing.T) {
+	t.Parallel()
+	name, st := newName(t), newStore(t, nil, server(t).Endpoint())
+	st.SetResync(10 * time.Millisecond)
+	j := enqueue(t, openSession(t, st), name, line.Exclusive)
+	j.admitted(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	changed, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- st.Watch(ctx, name, func() {
+			select {
+			case changed <- struct{}{}:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	receive(t, changed, "the watch is established")
+	if err := j.Extensions().SetOwner(t.Context(), store.Owner{Reason: "another"}); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, changed, "a call that may have begun before the change")
+	receive(t, changed, "a call after the change")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch returned %v", err)
 	}
 	j.withdraw(t)
 }

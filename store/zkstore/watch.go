@@ -15,8 +15,9 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// resyncInterval is how often a watch reports a possible change although it has received no event,
-// in case one was missed.
+// resyncInterval is how often a watch reports a possible change although it has received no event:
+// one was missed, or an owner has changed. The latter changes the data of a node, which no watch of a
+// directory reports.
 const resyncInterval = 5 * time.Second
 
 // Watch implements [store.Store]. It has its own connection, and one watch for each directory that
