@@ -37,9 +37,9 @@
 // several independent Redis servers, any client that asks while the lock is free may get it. On Redis, a
 // waiter that cannot be reached at its turn is passed over.
 //
-// As long as somebody holds a name or waits for it, it is of one kind. For this, mutexes, elections and
-// read-write locks are one kind, and semaphores with the same number of slots are another. A request of
-// another kind returns a [*KindError].
+// While somebody holds a lock or waits for it, its name has one kind: mutexes, elections and read-write
+// locks are one kind, semaphores with the same number of slots another. A request of another kind returns
+// a [*KindError].
 //
 // # Sessions
 //

@@ -11,7 +11,7 @@ import (
 
 // Errors to test for with [errors.Is]. A locking method that returns an error has not acquired the lock.
 var (
-	// ErrHeld means that TryLock, or another Try method, found the lock held, or closed by a
+	// ErrHeld means that TryLock, or another Try method, found the lock held, or closed by
 	// [Options.LockDelay], or others waiting for it. See [HeldError].
 	ErrHeld = errors.New("lock is held")
 	// ErrLost means that a hold ended before it was released. See [LostError].

@@ -108,13 +108,14 @@ func remains(ctx context.Context, cli *redis.Client, key string, now time.Time) 
 		return false, nil
 	case strings.HasSuffix(key, "//x"):
 		leases, err := cli.ZCount(ctx, key, strconv.FormatInt(now.UnixMilli(), 10), "+inf").Result()
-		return leases > 0, err
-	case strings.Contains(key, "//"):
-		ttl, err := cli.PTTL(ctx, key).Result()
-		return ttl <= 0, err
-	default:
+		if err != nil || leases > 0 {
+			return true, err
+		}
+	case !strings.Contains(key, "//"):
 		return true, nil
 	}
+	ttl, err := cli.PTTL(ctx, key).Result()
+	return ttl <= 0, err
 }
 
 // Evict deletes the lock's own key, all or not: the waiters are in keys of Stile's own, which
