@@ -159,7 +159,7 @@ func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
 // Promise: LockDelay
 func TestLockDelay_noneAfterRelease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann, bob := w.client("ann", withLockDelay), w.client("bob", withLockDelay)
+		ann, bob := w.client("ann", withLockDelay, strict), w.client("bob", withLockDelay, strict)
 		h := lock(t, ann, "a")
 		first, second := wait(t.Context(), t, bob, "a"), wait(t.Context(), t, ann, "a")
 		release(t, h)

@@ -26,7 +26,7 @@ type Election struct{ locker locker }
 // Election returns the election called name. If the name is invalid, every method that campaigns or
 // reads returns an error matching [ErrBadName].
 func (c *Client) Election(name string) *Election {
-	return &Election{locker{client: c, name: name, mode: line.Exclusive}}
+	return &Election{locker{client: c, name: name, mode: line.Exclusive, ownEntry: true}}
 }
 
 // With returns the same election with additional options, like [Mutex.With].

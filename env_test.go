@@ -85,6 +85,9 @@ func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Cli
 	return c
 }
 
+// strict makes a client use an entry for each hold.
+func strict(o *stile.Options) { o.Turns = 1 }
+
 // line returns the owners' commands of the entries in the store's line of name, in order. Of the
 // faults, only those of reads affect it.
 func (w *testEnv) line(name string) []string {
@@ -173,7 +176,7 @@ func (w *testEnv) heal() { w.store.SetFaults(nil) }
 func on(ops ...memstore.Op) []memstore.Op { return ops }
 
 var allOps = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw,
-	memstore.SetOwner, memstore.ClaimNumber, memstore.SetRecord, memstore.Close, memstore.Break)
+	memstore.SetOwner, memstore.ClaimNumber, memstore.SetRecord, memstore.Requeue, memstore.Close, memstore.Break)
 
 // lock acquires a lock that is free.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {

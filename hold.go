@@ -42,8 +42,7 @@ type Hold struct {
 	next      *Place // what Yield waits or has waited with; nil without a Yield
 }
 
-// tokenOf returns the token of the entry with the given order. The low bits are zero: they are reserved
-// for hand-overs within a client.
+// tokenOf returns the token of the first hold of the entry with the given order. The low bits count turns.
 func tokenOf(order uint64) uint64 { return order << store.TurnBits }
 
 // orderOf returns the order that is part of a token.
@@ -51,7 +50,7 @@ func orderOf(token uint64) uint64 { return token >> store.TurnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
 	h := &Hold{
-		place: p, tenure: t, token: tokenOf(t.order), acquiredMode: t.mode, acquiredAt: bootclock.Now(), lost: make(chan struct{}),
+		place: p, tenure: t, token: tokenOf(t.order) | uint64(t.turn), acquiredMode: t.mode, acquiredAt: bootclock.Now(), lost: make(chan struct{}),
 	}
 	h.contended = sync.OnceValue(h.watchContention)
 	return h
@@ -158,7 +157,13 @@ func (h *Hold) Mode() line.Mode {
 // EntryKey returns the key of the hold's entry in the store: the key on etcd, the path of the node on
 // ZooKeeper. Packages etcdguard and zkguard check that the entry is still there. It is empty on
 // the other stores, and does not change.
-func (h *Hold) EntryKey() string { return h.tenure.ticket.Extensions().Key }
+//
+// Once a hold was asked for its key, no later hold gets the same entry (see [Options.Turns]). If the hold has
+// ended before that, the entry may be that of a later hold.
+func (h *Hold) EntryKey() string {
+	h.tenure.pin()
+	return h.tenure.ticket.Extensions().Key
+}
 
 // Owner returns the holder as others see it. After a Try method its field Obtained is set from the start.
 // Otherwise it is published in the background once the lock has been held for a second; shorter holds cost
@@ -211,7 +216,8 @@ func (h *Hold) replaceOwner(ctx context.Context, change func(*Owner)) error {
 // Token returns the fencing token. It is zero on stores without fencing; no store of this repository is
 // one. On all others it is positive, below 2^63, and larger than the token of every
 // earlier conflicting hold of the name, as long as the store keeps its data. It is made from the
-// order of the hold's entry in the store: see [store.TurnBits]. A resource that remembers the largest
+// order of the hold's entry in the store and the number of its turn: see [store.TurnBits] and
+// [Options.Turns]. A resource that remembers the largest
 // token it has seen and refuses smaller ones is protected from holders that do not know yet that they
 // have lost.
 func (h *Hold) Token() uint64 { return h.token }
@@ -265,8 +271,10 @@ func (h *Hold) watchContention() <-chan struct{} {
 // called, whatever it returns.
 //
 // On success the store has confirmed that the lock was held until now and is free for the next
-// waiter. A reader whose entry is shared with other readers of the client leaves the entry to them,
-// without a request. The errors are:
+// waiter. There are two exceptions, which send no request: a goroutine of the same client has the next turn
+// with the entry ([Options.Turns]), or other readers of the client share it. Then the lock was held until now
+// as far as the deadline tells. That the entry had been broken just before, or the session ended early by
+// the store, is reported to the holds that have the entry next. The errors are:
 //   - a [*LostError] if the lock had been lost
 //   - one matching [ErrNotKnown] if the lock is free now but may have been lost before: a request got no
 //     reply, and its repetition found no entry
@@ -282,7 +290,7 @@ func (h *Hold) Release(ctx context.Context) error {
 	if h = h.latest(); h == nil {
 		return nil
 	}
-	return h.release(ctx, EndReleased, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
+	return h.release(ctx, EndReleased, true, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
 }
 
 // ReleaseAfter gives the lock up like [Hold.Release], but the lock stays closed to others for d.
@@ -311,7 +319,7 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if h = h.latest(); h == nil {
 		return nil
 	}
-	return h.release(ctx, EndReleasedAfter, func(ctx context.Context) error {
+	return h.release(ctx, EndReleasedAfter, false, func(ctx context.Context) error {
 		return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d)
 	})
 }
@@ -328,16 +336,24 @@ func (h *Hold) checkReleaseAfter(d time.Duration) error {
 	return nil
 }
 
-// release ends the hold. If it was the last one of its tenure, the entry is withdrawn.
-func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(context.Context) error) error {
-	r, err := h.startRelease()
-	if r == nil {
+// release ends the hold. With handsOver, the next place of this client may get its entry or one that replaces
+// it. Otherwise, if the hold was the last one of its tenure, the entry is withdrawn.
+func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, withdraw func(context.Context) error) error {
+	r, err := h.startRelease(handsOver)
+	q := h.place.queue
+	switch {
+	case r == nil:
 		return err
-	}
-	if r.last {
+	case r.passed:
+		q.client.unref(q)
+	case r.replacement != nil:
+		r.err = h.handOn(ctx, r.replacement)
+	case r.last:
 		r.err = withdraw(ctx)
+		q.leave(h.place)
+	default:
+		q.leave(h.place)
 	}
-	h.place.queue.leave(h.place)
 	return h.reportEnd(reason, r.lost, r.err)
 }
 
@@ -345,13 +361,16 @@ func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(cont
 type releasing struct {
 	hold *Hold
 	lost keeper.Reason // why it had been lost before; zero if it is not known to have been
-	last bool          // its entry must be withdrawn
+	last bool          // its entry must be withdrawn, or replaced
 	err  error         // of the withdrawal
+
+	passed      bool    // the next place has its tenure
+	replacement *tenure // what replaces its entry, for the next place; nil if the entry is to be withdrawn
 }
 
 // startRelease ends the hold, without a request to the store. It returns nil, and the error of the release,
 // if the hold has ended before.
-func (h *Hold) startRelease() (*releasing, error) {
+func (h *Hold) startRelease(handsOver bool) (*releasing, error) {
 	t, q := h.tenure, h.tenure.queue
 	r := &releasing{hold: h, lost: t.session.Reason()}
 	q.mu.Lock()
@@ -365,10 +384,19 @@ func (h *Hold) startRelease() (*releasing, error) {
 		return nil, h.loss // a hold that is over and was not released is lost
 	}
 	h.released = true
+	h.end(ErrReleased) // before anybody can get the lock
+	if handsOver && t.passLocked() {
+		r.passed = true
+		h.over.Store(true)
+		q.mu.Unlock()
+		return r, nil
+	}
+	if handsOver {
+		r.replacement = t.replacementLocked()
+	}
 	r.last = h.giveBackLocked()
 	q.mu.Unlock()
 
-	h.end(ErrReleased)
 	if r.last {
 		t.unsubscribe()
 	}

@@ -599,11 +599,11 @@ func TestRelease_endedContext(t *testing.T) {
 // Bug: etcd #22123
 func TestRelease_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann, bob := w.client("ann"), w.client("bob")
+		ann, bob := w.client("ann", strict), w.client("bob")
 		h := lock(t, ann, "a")
 		behind := wait(t.Context(), t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
-		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw, memstore.Requeue))
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -671,7 +671,7 @@ func TestRelease_notKnown(t *testing.T) {
 // case.
 func TestRelease_endsWithTheSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann := w.client("ann")
+		ann := w.client("ann", strict)
 		start := time.Now()
 		h := lock(t, ann, "a")
 		behind := wait(t.Context(), t, ann, "a")

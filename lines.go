@@ -26,8 +26,8 @@ type Line struct {
 
 // An Entry is one position in a line, as others see it.
 type Entry struct {
-	// Token is the fencing token that the entry's hold has or will have. It is zero if the store
-	// does not know it yet. On Redis and Redlock it is also zero if Foreign is true. In JSON it is a string,
+	// Token is the fencing token that the entry's first hold has or will have; later turns with the
+	// entry ([Options.Turns]) have larger ones, up to 2047 more. It is zero if the store does not know it yet. On Redis and Redlock it is also zero if Foreign is true. In JSON it is a string,
 	// because many JSON readers use floating-point numbers, which are not exact enough for tokens.
 	Token uint64 `json:"token,string"`
 	// Mode is the requested mode, or shared after [Hold.Downgrade].
@@ -81,7 +81,8 @@ func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 // may still be working when the next holder is admitted; only fencing protects against that. A
 // waiter that is broken rejoins the line at its end.
 //
-// If no entry has that token, the error matches [ErrGone] and nothing has changed. On Redis and
+// If no entry has that token, the error matches [ErrGone] and nothing has changed. The tokens of all turns
+// with an entry ([Options.Turns]) mean the entry, and so the hold that has it now. On Redis and
 // Redlock the entries of other programs ([Entry.Foreign]) have no token, and so cannot be broken: delete
 // their keys. Break accepts the same names as [Client.Line].
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {

@@ -20,6 +20,7 @@ type locker struct {
 	invalid error  // if not nil, all attempts fail with it
 
 	numbered bool // holds get slot numbers
+	ownEntry bool // places need entries of their own: see [Place]
 }
 
 // with implements [Mutex.With].
@@ -125,7 +126,7 @@ func newPlace(ctx context.Context, l locker, try bool) *Place {
 		numbered: l.numbered,
 		try:      try,
 		owner:    l.owner(),
-		ownOwner: !l.opts.isZero() || l.value != "",
+		ownEntry: l.ownEntry || !l.opts.isZero() || l.value != "",
 		attempt: attempt{
 			hooks:  &l.client.opts.Hooks,
 			event:  AttemptStartEvent{Name: l.name, Mode: l.mode, Try: try},
@@ -146,7 +147,7 @@ func (l locker) enqueue(p *Place) (call, error) {
 	if l.invalid != nil {
 		return call{}, lockError(l.name, l.invalid)
 	}
-	if p.ownOwner {
+	if p.ownEntry {
 		if err := checkOwner(p.owner); err != nil {
 			return call{}, lockError(l.name, err)
 		}

@@ -111,7 +111,7 @@ func (m *MultiHold) takeEach(ctx context.Context, c *Client, names []string, try
 	waiting, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	for _, name := range names {
-		h, err := locker{client: c, name: name}.lock(m.withHolds(waiting), try)
+		h, err := locker{client: c, name: name, ownEntry: true}.lock(m.withHolds(waiting), try)
 		if cause := context.Cause(waiting); err != nil && errors.Is(cause, errLostOne) {
 			return cause
 		}
@@ -262,7 +262,7 @@ func (m *MultiHold) release(ctx context.Context, reason EndReason, withdraw func
 	var errs []error
 	var all []*releasing
 	for _, h := range m.holds {
-		r, err := h.startRelease()
+		r, err := h.startRelease(false)
 		if r != nil {
 			all = append(all, r)
 		}

@@ -52,6 +52,21 @@ type Options struct {
 	// [ErrUnsupported] if the store keeps no markers.
 	LockDelay time.Duration
 
+	// Turns is how many holds in a row the goroutines of the client may get with one entry of a lock. While
+	// several of them want it, Release passes the entry on to the next one, without a request to the store.
+	// Such a turn begins at most ten milliseconds after the entry's first hold; then the client goes to the
+	// end of the line. So a waiter of another client waits for at most ten milliseconds and one hold longer
+	// than if every hold had an entry of its own.
+	//
+	// Only the holds of mutexes and of writers take turns. A hold that says something of its own in the store
+	// has an entry to itself: one of [Mutex.With], [RWMutex.With], [Client.LockAll] or [Election], and one that
+	// was asked for its Hold.EntryKey or has used Hold.SetRecord.
+	//
+	// Zero means [DefaultTurns]. One means that every hold has an entry of its own: then the store alone
+	// decides on the order, and it confirms every release. New returns an error if Turns is negative or more
+	// than 2048.
+	Turns int
+
 	// Owner describes the client to other users of the store. The zero Owner means [DefaultOwner].
 	Owner Owner
 
@@ -82,7 +97,13 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Turns == 0 {
+		c.Turns = DefaultTurns
+	}
 	var errs []error
+	if c.Turns < 0 || c.Turns > maxTurns {
+		errs = append(errs, fmt.Errorf("%d Turns: they must be between 0 and %d", c.Turns, maxTurns))
+	}
 	if least, most := caps.MinTTL, min(caps.MaxTTL, MaxTTL); c.TTL < least || c.TTL > most {
 		errs = append(errs, fmt.Errorf("a TTL of %v: the %s store allows %v to %v", c.TTL, caps.Kind, least, most))
 	}

@@ -20,14 +20,16 @@ type Place struct {
 	numbered bool      // its hold gets a slot number
 	try      bool
 
-	owner    Owner // as others see it, without the times
-	ownOwner bool  // the place needs an entry of its own in shared mode too: owner is not the client's, or it has yielded
+	owner Owner // as others see it, without the times
+	// The place needs an entry of its own: owner is not the client's, or it has yielded, or it is a candidate
+	// of an election, whose observers must see every change of the leader.
+	ownEntry bool
 
 	attempt attempt
 
 	turn    chan struct{} // closed when the place is admitted in its queue
 	tenure  *tenure       // set when turn is closed, or after; guarded by the queue's mutex
-	entered *tenure       // its entry is in the line, and obtainOnce has not used it yet; nil if there is none
+	entered *tenure       // its entry is in the line, and obtainOnce has not used it yet; nil if there is none; set before turn is closed, under the queue's mutex, or by the place itself
 	ready   chan struct{} // closed when hold and err are set
 	cancel  context.CancelCauseFunc
 	hold    *Hold
@@ -168,36 +170,44 @@ func (q *queue) logRejoin(err error) {
 	q.client.log(slog.LevelDebug, "joining the line again", slog.String("lock", q.name), slog.Any("error", err))
 }
 
-// abandon removes the place from its queue, once the entry that it has entered and not used is
-// withdrawn.
+// abandon removes the place from its queue. If it has an entry that it has not used, the next place gets that,
+// or it is withdrawn first.
 func (p *Place) abandon() {
+	q := p.queue
+	q.mu.Lock()
 	t := p.entered
-	if t == nil {
-		p.queue.leave(p)
-		return
+	left := t == nil && q.leaveLocked(p) || t != nil && t.prepared && t.passLocked()
+	q.mu.Unlock()
+	switch {
+	case left:
+		q.client.unref(q)
+	case t != nil:
+		q.client.work.Go(func() {
+			t.withdraw()
+			q.leave(p)
+		})
 	}
-	p.queue.client.work.Go(func() {
-		t.withdraw()
-		p.queue.leave(p)
-	})
 }
 
 // acquireEntry returns a tenure to lend a hold from. A tenure returned with errGaveUp must be withdrawn.
 func (p *Place) acquireEntry(ctx context.Context) (*tenure, error) {
 	if t := p.entered; t != nil {
 		p.entered = nil
+		if t.prepared {
+			return t, nil
+		}
 		return t, t.await(ctx, false)
 	}
-	if p.mode == line.Shared && !p.try && !p.ownOwner {
+	if p.mode == line.Shared && !p.try && !p.ownEntry {
 		return p.share(ctx)
 	}
-	if p.mode == line.Shared && !p.ownOwner {
+	if p.mode == line.Shared && !p.ownEntry {
 		if t := p.tryShare(); t != nil {
 			return t, nil
 		}
 	}
 	t := newTenure(p.queue, p.mode, p.owner)
-	t.numbered = p.numbered
+	t.numbered, t.ownEntry = p.numbered, p.ownEntry
 	p.queue.mu.Lock()
 	p.tenure = t
 	p.queue.mu.Unlock()

@@ -64,7 +64,7 @@ func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 // starve.
 func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann, bob := w.client("ann"), w.client("bob")
+		ann, bob := w.client("ann", strict), w.client("bob", strict)
 		first := lock(t, ann, "a")
 		a2, a3 := wait(t.Context(), t, ann, "a"), wait(t.Context(), t, ann, "a")
 		b1, b2 := wait(t.Context(), t, bob, "a"), wait(t.Context(), t, bob, "a")
@@ -334,7 +334,7 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 // Promise: P5
 func TestGiveUp_duringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		ann, bob, cid := w.client("ann"), w.client("bob", strict), w.client("cid")
 		got := 0
 		for range 300 {
 			h := lock(t, ann, "a")

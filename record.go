@@ -56,6 +56,7 @@ func (h *Hold) SetRecord(ctx context.Context, value []byte) error {
 	} else if released {
 		return fail(ErrReleased)
 	}
+	t.pin()
 	err := t.ticket.Extensions().SetRecord(ctx, slices.Clone(value))
 	if reason := t.reasonIn(err); reason != 0 {
 		t.lose(reason, err) // the notification may be late

@@ -34,7 +34,7 @@ func (m *MultiHold) takeTogether(ctx context.Context, c *Client, names []string,
 	err = errUnfinished // if a hook or the logger panics
 	defer func() { endAttempts(s.places, err) }()
 	for _, name := range names {
-		s.places = append(s.places, newPlace(ctx, locker{client: c, name: name}, try))
+		s.places = append(s.places, newPlace(ctx, locker{client: c, name: name, ownEntry: true}, try))
 	}
 	holds, failure := s.obtain(ctx, names)
 	if failure != nil {
@@ -156,6 +156,7 @@ func (s *set) enter() (failed *queue, err error) {
 	requests := make([]store.Request, 0, len(s.places))
 	for _, p := range s.places {
 		t := newTenure(p.queue, line.Exclusive, p.owner)
+		t.ownEntry = true
 		t.session, t.setLost, t.loseSet = session, lost, lose
 		t.stampOwner(s.try)
 		p.queue.mu.Lock()

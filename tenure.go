@@ -20,6 +20,7 @@ type tenure struct {
 	queue    *queue
 	mode     line.Mode // changed only by a downgrade, under the queue's mutex, after a hold was delivered
 	numbered bool      // it has a slot number before holds are lent
+	ownEntry bool      // its place needs an entry of its own
 
 	// Set by enter.
 	session *keeper.Session
@@ -42,6 +43,9 @@ type tenure struct {
 	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
+	prepared     bool // holds can be lent
+	turn         int  // how many holds were lent before, one after another
+	pinned       bool // there are no more turns: see pin
 	downgraded   bool // the store has confirmed that the entry has become shared
 	order        uint64
 	isAdmitted   bool     // admitted is closed
@@ -134,6 +138,9 @@ func (t *tenure) await(ctx context.Context, try bool) error {
 		return err
 	}
 	t.subscribe()
+	t.queue.mu.Lock()
+	t.prepared = true
+	t.queue.mu.Unlock()
 	return nil
 }
 

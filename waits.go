@@ -31,7 +31,9 @@ func announceWait(ctx context.Context, name string, others ...*tenure) (ended fu
 		}
 		waiting := slices.Clone(others)
 		for h := innermost; h != nil; h = holdOf(h.started) {
-			waiting = append(waiting, h.tenure)
+			if !h.over.Load() { // otherwise a later hold may have its tenure
+				waiting = append(waiting, h.tenure)
+			}
 		}
 		for _, t := range waiting {
 			if t.addWait(wait) {
@@ -166,6 +168,7 @@ func allWaits(lines []Line) (waits []HolderWait) {
 	for _, l := range lines {
 		for _, waiter := range l.Waiters {
 			for _, held := range waiter.Owner.Under {
+				held.Token = tokenOf(orderOf(held.Token)) // of the entry, whichever of its turns it was
 				if holder, ok := holders[held]; ok && held.Token != 0 {
 					waits = append(waits, HolderWait{Held: held.Name, Holder: holder, For: l.Name, Since: waiter.Owner.Since})
 				}

@@ -47,7 +47,7 @@ func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
 	defer cancel(nil)
 	c, name := h.tenure.queue.client, h.Name()
 	p := &Place{
-		queue: h.tenure.queue, mode: h.Mode(), ownOwner: true, numbered: h.tenure.numbered,
+		queue: h.tenure.queue, mode: h.Mode(), ownEntry: true, numbered: h.tenure.numbered,
 		attempt: attempt{hooks: &c.opts.Hooks, event: AttemptStartEvent{Name: name, Mode: h.Mode()}, caller: ctx},
 		turn:    make(chan struct{}),
 		ready:   make(chan struct{}),
@@ -102,6 +102,7 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 	q.line = append(q.line, p)
 	if requeues {
 		p.tenure = newTenure(q, p.mode, p.owner)
+		p.tenure.ownEntry = true
 		p.tenure.numbered = p.numbered
 		q.leaveLocked(h.place)
 	} else {

@@ -117,7 +117,7 @@ func TestYield_nobodyFindsTheLockFree(t *testing.T) {
 // Promise: P3
 func TestYield_localWaitersComeFirst(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann, bob := w.client("ann"), w.client("bob")
+		ann, bob := w.client("ann", strict), w.client("bob")
 		h := lock(t, ann, "a")
 		first, second := wait(t.Context(), t, ann, "a"), wait(t.Context(), t, ann, "a")
 		again := yielding(t.Context(), t, h)

@@ -261,7 +261,8 @@ type Standing struct {
 const MaxOrder = 1<<52 - 1
 
 // TurnBits is the number of bits by which an order is shifted left to make a fencing token. These bits
-// are zero. The order of a hold's entry is the hold's token >> TurnBits.
+// count the holds that a client has lent with the entry before, one after another. The order of a hold's
+// entry is the hold's token >> TurnBits.
 const TurnBits = 11
 
 // MaxRecordBytes is the maximum length of a record; see [Extensions.SetRecord].

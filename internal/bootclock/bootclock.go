@@ -31,7 +31,7 @@ func (i Instant) Before(other Instant) bool { return i < other }
 
 var (
 	start = time.Now()
-	base  = suspended()
+	base  = suspended(start)
 
 	pretended atomic.Int64 // total of PretendSuspend
 )
@@ -40,8 +40,9 @@ var (
 func Now() Instant {
 	// The monotonic clock is read first: a suspend between the two reads is then included, so the
 	// instant is too late rather than too early.
-	elapsed := time.Since(start)
-	if s := suspended() - base; s > noise {
+	now := time.Now()
+	elapsed := now.Sub(start)
+	if s := suspended(now) - base; s > noise {
 		elapsed += s
 	}
 	return Instant(elapsed).Add(time.Duration(pretended.Load()))

@@ -22,7 +22,7 @@ const maxJump = 5 * 365 * 24 * time.Hour
 // much the wall clock has jumped ahead of the monotonic clock between calls. Setting the wall clock
 // forward has the same effect and makes leases look older. Setting it back is ignored, so leases
 // never look younger.
-func suspended() time.Duration {
+func suspended(time.Time) time.Duration {
 	jumps.mu.Lock()
 	defer jumps.mu.Unlock()
 	now := time.Now()
