@@ -32,7 +32,7 @@ const turnTime = 10 * time.Millisecond
 // with the same entry or one that replaces it; otherwise nil.
 func (t *tenure) successorLocked() *Place {
 	q := t.queue
-	if t.mode != line.Exclusive || t.ownEntry || t.pinned || t.over || q.admittedCount != 1 || len(q.line) < 2 {
+	if t.mode != line.Exclusive || t.ownEntry || t.pinned || len(q.line) < 2 {
 		return nil
 	}
 	if p := q.line[1]; p.mode == line.Exclusive && !p.ownEntry {

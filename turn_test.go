@@ -269,6 +269,9 @@ func TestTurn_tokensOfTheEntry(t *testing.T) {
 			t.Error(err)
 		}
 		<-second.Lost()
+		if err := h.Err(); err != nil {
+			t.Errorf("the hold of the first turn, which was released, has the error %v", err)
+		}
 		release(t, b)
 		release(t, child.expectHold())
 	})
