@@ -248,9 +248,7 @@ func TestRun_killAfterWhenLost(t *testing.T) {
 	m, s := newMachine(t), serve(t)
 	c := m.start(`trap '`+uptimeScript(">>signaled")+`' HUP; touch started; while :; do `+uptimeScript(">>alive")+`; sleep 0.1; done`,
 		"--url", s.url, "--ttl", "24", "-k", "9", "--signal", "HUP", "demo")
-	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, s.Process.Pid)
 	c.expectExit(79, "lost contact with the store", "stopping the command before lock")
 	signaled, alive := m.readTimes("signaled"), m.readTimes("alive")
 	if len(signaled) != 1 {
@@ -268,9 +266,7 @@ func TestRun_outageWhileWaiting(t *testing.T) {
 	m.start(sleepScript, "--url", s.url, "demo")
 	waiter := m.runCommand("--url", s.url, "--ttl", "2", "-v", "demo", "--", "true").spawn()
 	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "next in line") })
-	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, s.Process.Pid)
 	if code := waiter.exitCode(); code != 125 {
 		t.Errorf("got exit code %d, want 125", code)
 	}

@@ -301,6 +301,35 @@ func (c *command) signal(sig syscall.Signal) {
 	}
 }
 
+func kill(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pause stops a process (SIGSTOP) and returns when all of its threads have stopped. The signal only
+// asks for that: before, a thread on another processor may still answer a request.
+func pause(t *testing.T, pid int) {
+	t.Helper()
+	kill(t, pid, syscall.SIGSTOP)
+	eventually(t, fmt.Sprintf("stop of process %d", pid), func() bool { return stopped(t, pid) })
+}
+
+// stopped reports whether all threads of a process are stopped. A signal takes some time to reach
+// them.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("process %d has no threads: %v", pid, err)
+	}
+	return !slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		return err == nil && !strings.Contains(string(stat), ") T ")
+	})
+}
+
 // runCommand returns stile run with these arguments. It is not started yet. Without --ttl in the
 // arguments it gets a TTL that survives any delay of a busy machine; only sessions that should
 // expire in a test have a short one.

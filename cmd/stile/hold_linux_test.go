@@ -92,9 +92,7 @@ func TestHold_outage(t *testing.T) {
 	m, s := newMachine(t), serve(t)
 	m.setenv("STILE_URL", s.url)
 	c, _ := m.hold("--ttl", expiringTTL, "-v", "demo")
-	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, s.Process.Pid)
 	if code := c.exitCode(); code != 79 {
 		t.Errorf("got exit code %d, want 79", code)
 	}

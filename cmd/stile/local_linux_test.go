@@ -209,10 +209,7 @@ func TestLocal_copiedHome(t *testing.T) {
 	copied.setenv("XDG_STATE_HOME", m.path("copy"))
 	// The server must not write meanwhile: a copy of a half-finished write is damaged.
 	original := m.serverPID()
-	if err := syscall.Kill(original, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "stop of the server", func() bool { return stopped(t, original) })
+	pause(t, original)
 	out, err := exec.Command("cp", "-a", m.path(".local", "state"), m.path("copy")).CombinedOutput()
 	if e := syscall.Kill(original, syscall.SIGCONT); err != nil || e != nil {
 		t.Fatalf("%v, %v: %s", err, e, out)

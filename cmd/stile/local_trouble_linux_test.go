@@ -447,29 +447,12 @@ func TestLocal_replacesFilesInTheWay(t *testing.T) {
 	})
 }
 
-// stopped reports whether all threads of a process are stopped. A signal takes some time to reach
-// them.
-func stopped(t *testing.T, pid int) bool {
-	t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil || len(threads) == 0 {
-		t.Fatalf("process %d has no threads: %v", pid, err)
-	}
-	return !slices.ContainsFunc(threads, func(path string) bool {
-		stat, err := os.ReadFile(path)
-		return err == nil && !strings.Contains(string(stat), ") T ")
-	})
-}
-
 func TestLocal_hungServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.run("demo", "--", "true").expectExit(0)
 	pid := m.serverPID()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "stop of the server", func() bool { return stopped(t, pid) })
+	pause(t, pid)
 	m.run("demo", "--", "true").expectExit(125, "does not answer", fmt.Sprintf("kill -CONT %d", pid),
 		fmt.Sprintf("kill -9 %d", pid), "--url")
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {

@@ -173,16 +173,12 @@ func TestRun_frozenStore(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	previous := m.start(trapTermScript, "--url", s.url, "--ttl", expiringTTL, "demo")
-	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, s.Process.Pid)
 	previous.expectExit(79, `"demo"`, "lost contact with the store")
 	if got := m.read("log"); got != "TERM\n" {
 		t.Errorf("got log %q, want one TERM before SIGKILL", got)
 	}
-	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	kill(t, s.Process.Pid, syscall.SIGCONT)
 	m.run("--url", s.url, "demo", "--", "true").expectExit(0)
 }
 
@@ -192,13 +188,9 @@ func TestRun_shortOutage(t *testing.T) {
 	cli := s.client(t)
 	const ttl = 30 * time.Second
 	c := m.start(endableScript, "--url", s.url, "--ttl", ttl.String(), "demo")
-	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, s.Process.Pid)
 	time.Sleep(ttl / 3) // a renewal is overdue now; the command would be stopped after another ttl/3 at the earliest
-	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	kill(t, s.Process.Pid, syscall.SIGCONT)
 	awaitRenewal(t, cli, "demo")
 	m.endScript()
 	c.expectExit(0)
@@ -307,7 +299,7 @@ func TestWatchdog_stileStopped(t *testing.T) {
 	cli := s.client(t)
 	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
-	previous.signal(syscall.SIGSTOP)
+	pause(t, previous.Process.Pid)
 	next.expectExit(0)
 	m.awaitCommandDead()
 	m.checkDeadBefore("next", "child", "grandchild")
@@ -345,7 +337,7 @@ func TestRun_stopsProcessesOutsideGroup(t *testing.T) {
 			c.expectExit(79, "stopping the command")
 		},
 		"killed":  func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGKILL) },
-		"stopped": func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGSTOP) },
+		"stopped": func(t *testing.T, c *command, _ *server) { pause(t, c.Process.Pid) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -295,7 +295,7 @@ func TestOnce_expiredBeforeRecord(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
 	c := m.startOnce("exit 0", "--ttl", expiringTTL, "--key", "v1", "job")
-	c.signal(syscall.SIGSTOP)
+	pause(t, c.Process.Pid)
 	m.endScript()
 	m.run("job", "--", "true").expectExit(0) // when the lock has expired
 	c.signal(syscall.SIGCONT)
@@ -315,9 +315,7 @@ func TestOnce_outage(t *testing.T) {
 	// With a shorter TTL a slow script would be stopped, because renewals fail.
 	c := m.once("--key", "v1", "--ttl", "4m", "job", "--", "sh", "-c", "trap '' TERM; "+countedScript)
 	m.awaitStarts(1)
-	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, s.Process.Pid)
 	resume := sync.OnceFunc(func() { _ = s.Process.Signal(syscall.SIGCONT) })
 	defer resume()
 	m.endScript()

@@ -80,13 +80,6 @@ func (m *machine) startUnderReaper(script string, args ...string) (c *command, p
 	return c, m.readPID("stile.pid")
 }
 
-func kill(t *testing.T, pid int, sig syscall.Signal) {
-	t.Helper()
-	if err := syscall.Kill(pid, sig); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // maxTTL is a TTL that no test waits for: a waiter that is admitted earlier has not waited for the
 // session to expire.
 const maxTTL = "300"
@@ -194,7 +187,7 @@ func TestWatchdog_nestedRun(t *testing.T) {
 	watchdog := awaitWatchdog(t, m.readPID("inner.pid"))
 	next := m.startWaiter(1, "outer")
 	// The watchdog of the inner run must not be what kills the process.
-	kill(t, watchdog, syscall.SIGSTOP)
+	pause(t, watchdog)
 	kill(t, pid, syscall.SIGKILL)
 	next.expectExit(0)
 	after := m.run("other", "--", "sh", "-c", uptimeScript(">next"))
@@ -217,7 +210,7 @@ func TestWatchdog_lockOfAnotherHolder(t *testing.T) {
 	_, pid := m.startUnderReaper(sleepScript, "--ttl", maxTTL, "demo")
 	watchdog := awaitWatchdog(t, pid)
 	token := m.show("demo").Holders[0].Token
-	kill(t, watchdog, syscall.SIGSTOP)
+	pause(t, watchdog)
 	kill(t, pid, syscall.SIGKILL)
 	m.stile("break", "demo", "--token", strconv.FormatUint(token, 10)).expectExit(0)
 	other := m.start(endableScript, "demo")

@@ -99,7 +99,7 @@ func TestWatchdog_stileStoppedOnRedis(t *testing.T) {
 	watchdog := awaitWatchdog(t, old.Process.Pid)
 	next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
 	eventually(t, "the next one in line", func() bool { return len(m.show("demo").Waiters) == 1 })
-	old.signal(syscall.SIGSTOP)
+	pause(t, old.Process.Pid)
 	next.expectExit(0)
 	m.awaitCommandDead()
 	m.checkDeadBefore("next", "child", "grandchild")
