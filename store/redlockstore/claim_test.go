@@ -112,13 +112,22 @@ func TestEnqueue_lateRequestIsVoid(t *testing.T) {
 	for _, r := range servers[:2] { // to make the attempt fail
 		r.Do("SET", "lock", "another's")
 	}
-	proxies[2].Hold(testservers.Up)
+	for _, p := range proxies { // no refusal ends the attempt before the third master's request is sent
+		p.Hold(testservers.Up)
+	}
 	conn := <-first
 	sent := conn.takes.Load()
-	if _, _, err := enqueue(t.Context(), se, "lock", true); err == nil {
+	attempted := make(chan error, 1)
+	go func() {
+		_, _, err := enqueue(t.Context(), se, "lock", true)
+		attempted <- err
+	}()
+	eventually(t, "the request to the third master is in flight", func() bool { return conn.takes.Load() > sent })
+	proxies[0].Release()
+	proxies[1].Release()
+	if err := <-attempted; err == nil {
 		t.Fatal("got a lock that another client holds")
 	}
-	eventually(t, "the request to the third master is in flight", func() bool { return conn.takes.Load() > sent })
 	_ = conn.Close()
 	eventually(t, "the third master has voided the attempt", func() bool {
 		keys, _ := servers[2].Do("KEYS", "{lock}//void/*").AsStrSlice()
