@@ -265,7 +265,8 @@ func TestRun(t *testing.T) {
 			}
 			for _, s := range r.Settings {
 				for _, a := range s.Alone {
-					if a.Pair.Count == 0 || a.HandOver.Count == 0 {
+					gaveUp := a.GivenUp > 0 && !strings.HasPrefix(a.Contender, stileName) // some peers never return
+					if (a.Pair.Count == 0 || a.HandOver.Count == 0) && !gaveUp {
 						t.Errorf("%s, %s: got %d pairs and %d hand-overs, want some", s.Name, a.Contender, a.Pair.Count, a.HandOver.Count)
 					}
 				}
@@ -340,23 +341,23 @@ func TestCountViolations(t *testing.T) {
 // crowd appear in the report.
 func TestCrowd_rows(t *testing.T) {
 	ms := time.Millisecond.Nanoseconds()
-	m := &crowds{crowd: crowd{Processes: 1, Goroutines: 2, WriteEvery: 2}, contenders: []string{"a", "b"}, store: "here", results: map[string]*crowdResult{"a": {}, "b": {}}}
+	m := &crowds{crowd: crowd{Processes: 2, Goroutines: 1, WriteEvery: 2}, contenders: []string{"a", "b"}, store: "here", results: map[string]*crowdResult{"a": {}, "b": {}}}
 	for name, turns := range map[string][][]turn{
 		"a": {{{From: 1 * ms, To: 2 * ms, Write: true}, {Asked: 2 * ms, From: 3 * ms, To: 4 * ms}, {From: 12 * ms, To: 13 * ms}}, {{From: 3 * ms, To: 5 * ms}}},
 		"b": {{{From: 1 * ms, To: 5 * ms, Write: true}}, {{From: 2 * ms, To: 3 * ms, Write: true}}},
 	} {
-		m.results[name].add(turns, []int64{10 * ms, 10 * ms}, 10*time.Millisecond, 8, 0)
+		m.results[name].add(turns, []int64{10 * ms, 10 * ms}, 10*time.Millisecond, 8, m.crowd)
 	}
 	rows := m.rows()
 	a, b := rows[0], rows[1]
-	if a.PerSecond != 300 || a.Requests != 2 || a.Read.Count != 2 || a.Write.Count != 1 || a.Most != 2 || a.Least != 1 || a.Violations != 0 {
+	if a.PerSecond != 300 || a.Requests != 2 || a.Read.Count != 2 || a.Write.Count != 1 || a.Most != 2 || a.Least != 1 || a.Violations != 0 || fmt.Sprintf("%.2f", a.Share) != "0.67" {
 		t.Errorf("got %+v", a)
 	}
 	if b.Violations != 1 || b.Rate.String() != "1.50 (1.50–1.50)" {
 		t.Errorf("got %d violations and a ratio of rates of %v, want 1 and 1.50", b.Violations, b.Rate)
 	}
 	r := &report{Crowds: rows}
-	if want := "**b, here, 1 processes × 2 goroutines, 50 % readers, hold 0s: 1 times**"; r.violations() != 1 || !strings.Contains(r.markdown(), want) {
+	if want := "**b, here, 2 processes × 1 goroutines, 50 % readers, hold 0s: 1 times**"; r.violations() != 1 || !strings.Contains(r.markdown(), want) {
 		t.Errorf("got %d violations, want 1; report:\n%s", r.violations(), r.markdown())
 	}
 }

@@ -30,9 +30,25 @@ var (
 	tenSlots   = crowd{Processes: 2, Goroutines: 100, Slots: 10, Hold: time.Millisecond}
 )
 
+// mutexCrowds want one mutex. The ratio to the stock mutex, which has a session for each goroutine, is expected to
+// be at least this.
+var mutexCrowds = []struct {
+	crowd crowd
+	least float64
+}{
+	{crowd{Processes: 2, Goroutines: 10, WriteEvery: 1}, 150},
+	{crowd{Processes: 2, Goroutines: 100, WriteEvery: 1}, 80},
+	{crowd{Processes: 1, Goroutines: 10, WriteEvery: 1}, 150},
+	{crowd{Processes: 10, Goroutines: 1, WriteEvery: 1}, 5},
+	{crowd{Processes: 10, Goroutines: 10, WriteEvery: 1}, 2},
+}
+
 func (k crowd) String() string {
 	what := fmt.Sprintf("%d slots", k.Slots)
-	if k.Slots == 0 {
+	switch {
+	case k.WriteEvery == 1:
+		what = "one mutex"
+	case k.Slots == 0:
 		what = fmt.Sprintf("%g %% readers", 100-100/float64(k.WriteEvery))
 	}
 	return fmt.Sprintf("%d processes × %d goroutines, %s, hold %v", k.Processes, k.Goroutines, what, k.Hold)
@@ -65,6 +81,7 @@ type crowdResult struct {
 	reads, writes            series // from the request until the lock was obtained
 	requests                 []float64
 	maxAcquired, minAcquired []float64 // of one goroutine, by round
+	shares                   []float64 // of the process with fewest acquisitions, in what each would have if all had as many
 	violations               int
 }
 
@@ -75,6 +92,7 @@ type crowds struct {
 	contenders  []string
 	store, addr string
 	count       func(context.Context) (int, error) // the server's count of requests
+	least       float64                            // the ratio of rates that is expected; zero means 1
 	results     map[string]*crowdResult
 }
 
@@ -90,6 +108,7 @@ type crowdRow struct {
 	Wait        *ratio  `json:",omitempty"` // of the medians of reads
 	Requests    float64 // of the server, per acquisition
 	Most, Least int     // acquisitions of the goroutine with most and of the one with fewest, in the median round
+	Share       float64 // acquisitions of the process with fewest, divided by the average of the processes
 	Violations  int
 }
 
@@ -99,7 +118,7 @@ func (m *crowds) rows() (rows []crowdRow) {
 		row := crowdRow{
 			Store: m.store, Crowd: m.crowd, Contender: name, PerSecond: median(r.rates), Read: r.reads.summary(), Write: r.writes.summary(),
 			Requests: median(r.requests), Violations: r.violations,
-			Most: int(median(r.maxAcquired)), Least: int(median(r.minAcquired)),
+			Most: int(median(r.maxAcquired)), Least: int(median(r.minAcquired)), Share: median(r.shares),
 		}
 		if name != m.contenders[0] {
 			row.Rate, row.Wait = m.rateRatio(name), compare(m.subject().reads.medians(), r.reads.medians())
@@ -119,7 +138,11 @@ func (m *crowds) rateRatio(other string) *ratio {
 func (m *crowds) expectations() (all []expectation) {
 	for _, other := range m.contenders[1:] {
 		what := fmt.Sprintf("%s: %v: acquisitions/s, %s / %s", m.store, m.crowd, m.contenders[0], other)
-		all = append(all, expectation{what, m.rateRatio(other), 1, false})
+		all = append(all, expectation{what, m.rateRatio(other), cmp.Or(m.least, 1), false})
+	}
+	if m.crowd.WriteEvery == 1 {
+		what := fmt.Sprintf("%s: %v: share of the process with fewest acquisitions", m.store, m.crowd)
+		all = append(all, expectation{what, spread(m.subject().shares), 0.9, false})
 	}
 	return all
 }
@@ -131,7 +154,7 @@ func crowdTable(t *strings.Builder, all []crowdRow) {
 		}
 		rows := [][]string{{
 			fmt.Sprintf("%s: %v", r.Store, r.Crowd), "acq/s", "the first's / this one's", "wait of readers", "the first's / this one's", "wait of writers",
-			"most / least of one goroutine", "commands per acquisition",
+			"most / least of one goroutine", "least share of a process", "commands per acquisition",
 		}}
 		if r.Crowd.Slots > 0 {
 			rows[0][3] = "wait"
@@ -142,7 +165,7 @@ func crowdTable(t *strings.Builder, all []crowdRow) {
 			}
 			rows = append(rows, []string{
 				r.Contender, fmt.Sprintf("%.0f", r.PerSecond), r.Rate.String(), r.Read.String(), r.Wait.String(), r.Write.String(),
-				fmt.Sprintf("%d / %d", r.Most, r.Least), fmt.Sprintf("%.2f", r.Requests),
+				fmt.Sprintf("%d / %d", r.Most, r.Least), fmt.Sprintf("%.2f", r.Share), fmt.Sprintf("%.2f", r.Requests),
 			})
 		}
 		t.WriteString("\n")
@@ -227,13 +250,13 @@ func (m *crowds) measure(ctx context.Context, c config, contender string) error 
 	if err != nil {
 		return err
 	}
-	m.results[contender].add(all, ends, slice, after-before, m.crowd.Slots)
+	m.results[contender].add(all, ends, slice, after-before, m.crowd)
 	return nil
 }
 
 // add adds the turns of one round, by goroutine. Turns that were obtained after the slice are not
 // counted, except for the requests and for violations.
-func (r *crowdResult) add(all [][]turn, ends []int64, slice time.Duration, requests, slots int) {
+func (r *crowdResult) add(all [][]turn, ends []int64, slice time.Duration, requests int, k crowd) {
 	var reads, writes []time.Duration
 	acquired := make([]int, len(all))
 	for i, turns := range all {
@@ -254,7 +277,17 @@ func (r *crowdResult) add(all [][]turn, ends []int64, slice time.Duration, reque
 	r.reads, r.writes = append(r.reads, reads), append(r.writes, writes)
 	r.requests = append(r.requests, float64(requests)/float64(max(len(turns), 1)))
 	r.maxAcquired, r.minAcquired = append(r.maxAcquired, float64(slices.Max(acquired))), append(r.minAcquired, float64(slices.Min(acquired)))
-	r.violations += countViolations(turns, slots)
+	var processes []float64
+	for ofProcess := range slices.Chunk(acquired, k.Goroutines) {
+		sum := 0
+		for _, n := range ofProcess {
+			sum += n
+		}
+		processes = append(processes, float64(sum))
+	}
+	average := float64(max(len(reads)+len(writes), 1)) / float64(len(processes))
+	r.shares = append(r.shares, slices.Min(processes)/average)
+	r.violations += countViolations(turns, k.Slots)
 }
 
 // countViolations returns how many turns began while the lock was held by another turn that

@@ -84,6 +84,16 @@ func (e *etcd) measure(ctx context.Context, c config, admin *clientv3.Client, r 
 		}
 		r.Settings, r.Expected = append(r.Settings, b.report()), append(r.Expected, etcdExpectations(b)...)
 	}
+	if c.selects("crowd") {
+		for _, k := range mutexCrowds {
+			m := &crowds{
+				crowd: k.crowd, least: k.least, contenders: []string{stileMutex, stockMutex}, store: "etcd", addr: e.endpoint, count: e.requests,
+			}
+			if err := measureCrowd(ctx, c, m, r); err != nil {
+				return err
+			}
+		}
+	}
 	if c.selects("rwmutex") {
 		client, err := openStile(ctx, "etcd", e.endpoint)
 		if err != nil {

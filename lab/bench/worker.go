@@ -122,7 +122,7 @@ func (j job) connect(ctx context.Context) (taker, error) {
 	switch j.Contender {
 	case recipeRWMutex:
 		return j.connectRecipe()
-	case stockSharded:
+	case stockSharded, stockMutex:
 		return j.connectStock()
 	}
 	client, err := openStile(ctx, j.Store, j.Addr)
@@ -172,7 +172,7 @@ func (j job) stileTaker(client *stile.Client) taker {
 }
 
 // slot returns the name of the lock that goroutine i uses if each slot is a lock of its own.
-func (j job) slot(i int) string { return fmt.Sprintf("%s-%d", j.Name, (j.First+i)%j.Crowd.Slots) }
+func (j job) slot(i int) string { return fmt.Sprintf("%s-%d", j.Name, (j.First+i)%max(j.Crowd.Slots, 1)) }
 
 func (j job) connectRecipe() (taker, error) {
 	raw, err := (&etcd{endpoint: j.Addr}).raw()
