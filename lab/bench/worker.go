@@ -172,7 +172,9 @@ func (j job) stileTaker(client *stile.Client) taker {
 }
 
 // slot returns the name of the lock that goroutine i uses if each slot is a lock of its own.
-func (j job) slot(i int) string { return fmt.Sprintf("%s-%d", j.Name, (j.First+i)%max(j.Crowd.Slots, 1)) }
+func (j job) slot(i int) string {
+	return fmt.Sprintf("%s-%d", j.Name, (j.First+i)%max(j.Crowd.Slots, 1))
+}
 
 func (j job) connectRecipe() (taker, error) {
 	raw, err := (&etcd{endpoint: j.Addr}).raw()
