@@ -316,8 +316,7 @@ func pause(t *testing.T, pid int) {
 	eventually(t, fmt.Sprintf("stop of process %d", pid), func() bool { return stopped(t, pid) })
 }
 
-// stopped reports whether all threads of a process are stopped. A signal takes some time to reach
-// them.
+// stopped reports whether all threads of a process are stopped.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))

@@ -455,9 +455,7 @@ func TestLocal_hungServer(t *testing.T) {
 	pause(t, pid)
 	m.run("demo", "--", "true").expectExit(125, "does not answer", fmt.Sprintf("kill -CONT %d", pid),
 		fmt.Sprintf("kill -9 %d", pid), "--url")
-	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	kill(t, pid, syscall.SIGCONT)
 	m.run("demo", "--", "true").expectExit(0)
 	if again := m.serverPID(); again != pid {
 		t.Errorf("another server was started: got PID %d, want %d", again, pid)
