@@ -265,7 +265,7 @@ func TestRun(t *testing.T) {
 			}
 			for _, s := range r.Settings {
 				for _, a := range s.Alone {
-					gaveUp := a.GivenUp > 0 && !strings.HasPrefix(a.Contender, stileName) // some peers never return
+					gaveUp := a.GivenUp > 0 && strings.HasPrefix(a.Contender, "rueidislock") // sometimes its calls do not return in time
 					if (a.Pair.Count == 0 || a.HandOver.Count == 0) && !gaveUp {
 						t.Errorf("%s, %s: got %d pairs and %d hand-overs, want some", s.Name, a.Contender, a.Pair.Count, a.HandOver.Count)
 					}

@@ -30,8 +30,8 @@ var (
 	tenSlots   = crowd{Processes: 2, Goroutines: 100, Slots: 10, Hold: time.Millisecond}
 )
 
-// mutexCrowds want one mutex. The ratio to the stock mutex, which has a session for each goroutine, is expected to
-// be at least this.
+// mutexCrowds want one mutex. least is the expected ratio to the stock mutex, which has a session for each
+// goroutine.
 var mutexCrowds = []struct {
 	crowd crowd
 	least float64
@@ -42,6 +42,9 @@ var mutexCrowds = []struct {
 	{crowd{Processes: 10, Goroutines: 1, WriteEvery: 1}, 5},
 	{crowd{Processes: 10, Goroutines: 10, WriteEvery: 1}, 2},
 }
+
+// single reports whether all acquisitions are of one kind. They count as reads then.
+func (k crowd) single() bool { return k.Slots > 0 || k.WriteEvery == 1 }
 
 func (k crowd) String() string {
 	what := fmt.Sprintf("%d slots", k.Slots)
@@ -81,7 +84,7 @@ type crowdResult struct {
 	reads, writes            series // from the request until the lock was obtained
 	requests                 []float64
 	maxAcquired, minAcquired []float64 // of one goroutine, by round
-	shares                   []float64 // of the process with fewest acquisitions, in what each would have if all had as many
+	shares                   []float64 // acquisitions of the process with fewest, divided by the average of the processes
 	violations               int
 }
 
@@ -104,7 +107,7 @@ type crowdRow struct {
 	Contender   string
 	PerSecond   float64
 	Rate        *ratio  `json:",omitempty"`
-	Read, Write summary // from the request until the lock was obtained; a slot counts as a read
+	Read, Write summary // from the request until the lock was obtained; see [crowd.single]
 	Wait        *ratio  `json:",omitempty"` // of the medians of reads
 	Requests    float64 // of the server, per acquisition
 	Most, Least int     // acquisitions of the goroutine with most and of the one with fewest, in the median round
@@ -156,7 +159,7 @@ func crowdTable(t *strings.Builder, all []crowdRow) {
 			fmt.Sprintf("%s: %v", r.Store, r.Crowd), "acq/s", "the first's / this one's", "wait of readers", "the first's / this one's", "wait of writers",
 			"most / least of one goroutine", "least share of a process", "commands per acquisition",
 		}}
-		if r.Crowd.Slots > 0 {
+		if r.Crowd.single() {
 			rows[0][3] = "wait"
 		}
 		for _, r := range all[i:] {
@@ -167,6 +170,12 @@ func crowdTable(t *strings.Builder, all []crowdRow) {
 				r.Contender, fmt.Sprintf("%.0f", r.PerSecond), r.Rate.String(), r.Read.String(), r.Wait.String(), r.Write.String(),
 				fmt.Sprintf("%d / %d", r.Most, r.Least), fmt.Sprintf("%.2f", r.Share), fmt.Sprintf("%.2f", r.Requests),
 			})
+		}
+		if r.Crowd.single() {
+			const waitOfWriters = 5
+			for i := range rows {
+				rows[i] = slices.Delete(rows[i], waitOfWriters, waitOfWriters+1)
+			}
 		}
 		t.WriteString("\n")
 		table(t, rows)
@@ -265,7 +274,7 @@ func (r *crowdResult) add(all [][]turn, ends []int64, slice time.Duration, reque
 				continue
 			}
 			acquired[i]++
-			if t.Write {
+			if t.Write && !k.single() {
 				writes = append(writes, time.Duration(t.From-t.Asked))
 			} else {
 				reads = append(reads, time.Duration(t.From-t.Asked))
@@ -285,7 +294,7 @@ func (r *crowdResult) add(all [][]turn, ends []int64, slice time.Duration, reque
 		}
 		processes = append(processes, float64(sum))
 	}
-	average := float64(max(len(reads)+len(writes), 1)) / float64(len(processes))
+	average := float64(max(len(reads)+len(writes), 1)) / float64(len(processes)) // none may have been obtained
 	r.shares = append(r.shares, slices.Min(processes)/average)
 	r.violations += countViolations(turns, k.Slots)
 }

@@ -171,7 +171,8 @@ func (j job) stileTaker(client *stile.Client) taker {
 	}
 }
 
-// slot returns the name of the lock that goroutine i uses if each slot is a lock of its own.
+// slot returns the name of the lock that goroutine i uses if each slot is a lock of its own. A mutex is one
+// slot.
 func (j job) slot(i int) string {
 	return fmt.Sprintf("%s-%d", j.Name, (j.First+i)%max(j.Crowd.Slots, 1))
 }
