@@ -193,7 +193,15 @@ func TestEnqueue_contextEnds(t *testing.T) {
 		}},
 		{"after the reply was lost", true, func(int) (context.Context, func()) {
 			ctx, cancel := context.WithCancel(t.Context())
+			// The store may repeat the request while this one is slow. A repetition must not succeed before the context ends.
+			var repeated txnHandler
+			repeated = func(func(bool) error) error {
+				c.handler.Store(&repeated)
+				<-ctx.Done()
+				return ctx.Err()
+			}
 			f := txnHandler(func(send func(bool) error) error {
+				c.handler.Store(&repeated)
 				_ = send(true)
 				cancel()
 				return errLost
