@@ -94,7 +94,11 @@ type Store interface {
 	// after it is restored. Several changes may lead to one call, and a call may come without a
 	// change. changed is called by one goroutine at a time; it may block and call the store, and
 	// changes meanwhile lead to one more call. Watch returns only after the last call has returned.
-	Watch(ctx context.Context, prefix string, changed func()) error
+	//
+	// names has the names of the lines that may have changed, in order, each once. Nil stands for
+	// all lines: so it is in the first call, after an outage, and when the store cannot tell.
+	// changed may keep names.
+	Watch(ctx context.Context, prefix string, changed func(names []string)) error
 
 	// Break removes the entry with the given order from the line of name, no matter which session
 	// it belongs to, and returns it. If there is no such entry, the error matches [ErrGone] and

@@ -17,8 +17,8 @@ import (
 // Watch implements [store.Store]. It watches every key that begins with the store's prefix and the
 // given one. On a cluster with many other keys, use a prefix. Events are drained while changed
 // runs, so a slow changed does not make the etcd client buffer them.
-func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
 		c := &prefixWatch{store: s, prefix: prefix, notify: notify}
 		return c.run(ctx)
 	})
@@ -28,7 +28,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 type prefixWatch struct {
 	store  *Store
 	prefix string
-	notify func()
+	notify watchpump.Notify
 }
 
 // run opens one watch after another until ctx ends or reading is not permitted.
@@ -79,8 +79,8 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 			if !ok || resp.Err() != nil {
 				return resp.Err()
 			}
-			if c.relevant(resp.Events) {
-				c.notify()
+			if names := c.names(resp.Events); len(names) > 0 {
+				c.notify(names...)
 			}
 		case <-ticker.C:
 			c.notify()
@@ -88,12 +88,13 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	}
 }
 
-// relevant reports whether an event is about a key that may be an entry.
-func (c *prefixWatch) relevant(events []*clientv3.Event) bool {
+// names returns the names of the lines with events about a key that may be an entry.
+func (c *prefixWatch) names(events []*clientv3.Event) []string {
+	var names []string
 	for _, ev := range events {
 		if name, ok := c.store.keys.name(ev.Kv.Key); ok && strings.HasPrefix(name, c.prefix) {
-			return true
+			names = append(names, name)
 		}
 	}
-	return false
+	return names
 }

@@ -21,7 +21,7 @@ func watchAll(t *testing.T, st store.Store) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		err := st.Watch(ctx, "", func() { calls <- struct{}{} })
+		err := st.Watch(ctx, "", func([]string) { calls <- struct{}{} })
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Watch: %v", err)
 		}
@@ -154,7 +154,7 @@ func TestWatch_readNotPermitted(t *testing.T) {
 
 	for _, prefix := range []string{"", "lock"} {
 		ctx := contextFor(t, testTimeout)
-		err := newStore(t, cli, "elsewhere/").Watch(ctx, prefix, func() { t.Error("called without permission to read") })
+		err := newStore(t, cli, "elsewhere/").Watch(ctx, prefix, func([]string) { t.Error("called without permission to read") })
 		wantErrorContains(t, err, "watch", fmt.Sprintf("%q", prefix), e.Endpoint(), "permission denied", "read and write", `"elsewhere/"`)
 		if ctx.Err() != nil {
 			t.Error("Watch did not return before its context ended")

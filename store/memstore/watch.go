@@ -11,13 +11,13 @@ import (
 // watch is one call of [Store.Watch] in progress.
 type watch struct {
 	prefix string
-	notify func()
+	notify watchpump.Notify
 }
 
 // Watch implements [store.Store]. A fault on [Watch] applies to starting the watch, and one on
 // [Notify] delays its events.
-func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
 		w := &watch{prefix: prefix, notify: notify}
 		defer s.unwatch(w)
 		err := s.request(ctx, Call{Op: Watch, Name: prefix}, func() error {
@@ -46,9 +46,9 @@ func (s *Store) changedLocked(name string) {
 			continue
 		}
 		if f := s.faultLocked(Call{Op: Notify, Name: name}); f.Delay > 0 {
-			time.AfterFunc(f.Delay, w.notify)
+			time.AfterFunc(f.Delay, func() { w.notify(name) })
 			continue
 		}
-		w.notify()
+		w.notify(name)
 	}
 }

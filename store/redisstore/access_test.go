@@ -90,7 +90,7 @@ func TestACL_documentedSuffices(t *testing.T) {
 	watching, stop := context.WithCancel(t.Context())
 	changes := make(chan struct{}, 100)
 	watched := make(chan error, 1)
-	changed := func() {
+	changed := func([]string) {
 		select {
 		case changes <- struct{}{}:
 		default: // enough are buffered

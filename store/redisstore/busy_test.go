@@ -92,7 +92,7 @@ func TestWatch_endsWhileServerIsBusy(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stands, watched := make(chan struct{}, 100), make(chan error, 1)
 	st := storeAt(t, server.Addr())
-	go func() { watched <- st.Watch(ctx, "", func() { stands <- struct{}{} }) }()
+	go func() { watched <- st.Watch(ctx, "", func([]string) { stands <- struct{}{} }) }()
 	<-stands
 	end := keepBusy(t, server)
 	defer end()

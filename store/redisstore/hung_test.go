@@ -29,7 +29,7 @@ func TestContext_endsCallsWhileServerHangs(t *testing.T) {
 		},
 		"Line":  func(ctx context.Context, h hung) error { _, err := h.st.Line(ctx, h.name); return err },
 		"Lines": func(ctx context.Context, h hung) error { _, err := h.st.Lines(ctx, ""); return err },
-		"Watch": func(ctx context.Context, h hung) error { return h.st.Watch(ctx, "", func() {}) },
+		"Watch": func(ctx context.Context, h hung) error { return h.st.Watch(ctx, "", func([]string) {}) },
 		"Break": func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, h.name, 1); return err },
 		"Check": func(ctx context.Context, h hung) error { _, err := h.st.Check(ctx); return err },
 		"Confirm": func(ctx context.Context, h hung) (err error) {

@@ -17,14 +17,14 @@ const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store]. Nothing is published when a lease ends or another locker changes a key.
 // So it also calls changed every two seconds; in a cluster only that, every second.
-func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
 		return s.watch(ctx, prefix, notify)
 	})
 }
 
 // watch calls notify after each change until ctx ends or the server refuses.
-func (s *Store) watch(ctx context.Context, prefix string, notify func()) error {
+func (s *Store) watch(ctx context.Context, prefix string, notify watchpump.Notify) error {
 	op := fmt.Sprintf("watch the locks that begin with %q", prefix)
 	interval := resyncInterval
 	var refusal <-chan struct{}
@@ -36,9 +36,9 @@ func (s *Store) watch(ctx context.Context, prefix string, notify func()) error {
 		interval = maxPollInterval
 		notify()
 	} else {
-		sub = s.subscribe(s.server.keys.changes(), notify, func(name string) {
+		sub = s.subscribe(s.server.keys.changes(), func() { notify() }, func(name string) {
 			if strings.HasPrefix(name, prefix) {
-				notify()
+				notify(name)
 			}
 		})
 		defer sub.stop()

@@ -475,7 +475,7 @@ func TestNames_specialCharacters(t *testing.T) {
 			changed := make(chan struct{}, 100)
 			ctx, cancel := context.WithCancel(t.Context())
 			watched := make(chan error, 1)
-			go func() { watched <- st.Watch(ctx, name, func() { changed <- struct{}{} }) }()
+			go func() { watched <- st.Watch(ctx, name, func([]string) { changed <- struct{}{} }) }()
 			<-changed
 			ticket, order := hold(t, se, name)
 			<-changed
@@ -691,7 +691,7 @@ func TestACL_documentedSuffices(t *testing.T) {
 				t.Error(err)
 			}
 			watching, stop := context.WithCancel(timeout(t, testTimeout))
-			err = st.Watch(watching, "", func() {
+			err = st.Watch(watching, "", func([]string) {
 				if name != "without" {
 					stop()
 				}

@@ -34,6 +34,9 @@ func (k keys) index() string { return k.sideKey("", "names") }
 // channel returns the channel on which a master publishes the changes of a lock.
 func (k keys) channel(name string) string { return channelPrefix + k.lock(name) }
 
+// nameOfChannel is the inverse of channel.
+func (k keys) nameOfChannel(channel string) string { return strings.TrimPrefix(channel, k.channel("")) }
+
 // channels returns the pattern of the channels of all locks. Narrower patterns are not used: a
 // Redis ACL permits a pattern only if the user's rule is the same pattern.
 func (k keys) channels() string { return channelPrefix + patternEscaper.Replace(k.prefix) + "*" }

@@ -16,7 +16,7 @@ import (
 const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
-func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
+func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
 	op := fmt.Sprintf("watch the locks that begin with %q", prefix)
 	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
 	_, err := s.names(within, prefix) // checks the permission
@@ -24,13 +24,13 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 	if err != nil && (ctx.Err() != nil || s.refused(err)) {
 		return s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
-	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
 		return s.watch(ctx, prefix, op, notify)
 	})
 }
 
 // watch calls notify after each change until ctx ends or a majority of the masters refuses.
-func (s *Store) watch(ctx context.Context, prefix, op string, notify func()) error {
+func (s *Store) watch(ctx context.Context, prefix, op string, notify watchpump.Notify) error {
 	events := make(chan event, len(s.masters))
 	defer s.subscriptions.listen(topic{channel: s.keys.channels(), pattern: true}, func(n event) {
 		switch {
@@ -40,7 +40,7 @@ func (s *Store) watch(ctx context.Context, prefix, op string, notify func()) err
 			default: // full: a buffered event has the same effect
 			}
 		case strings.HasPrefix(n.channel, s.keys.channel(prefix)):
-			notify()
+			notify(s.keys.nameOfChannel(n.channel))
 		}
 	})()
 	ticker := time.NewTicker(resyncInterval)

@@ -87,8 +87,14 @@ func (r *renamed) Lines(ctx context.Context, prefix string) ([]store.Line, error
 	return lines, err
 }
 
-func (r *renamed) Watch(ctx context.Context, prefix string, changed func()) error {
-	return r.inner.Watch(ctx, r.prefix+prefix, changed)
+func (r *renamed) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
+	return r.inner.Watch(ctx, r.prefix+prefix, func(names []string) {
+		var short []string
+		for _, name := range names {
+			short = append(short, strings.TrimPrefix(name, r.prefix))
+		}
+		changed(short)
+	})
 }
 
 func (r *renamed) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {

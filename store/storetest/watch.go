@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -217,6 +218,8 @@ type watch struct {
 	called   chan struct{} // closed and replaced by each call
 	n        int           // number of calls
 	marked   int           // n at the last mark
+	all      bool          // a call since the last mark or change has said that any line may have changed
+	named    []string      // the lines that these calls have named
 	calling  bool
 	returned bool
 	gate     chan struct{} // if not nil, calls block until it is closed
@@ -265,8 +268,18 @@ func (w *testEnv) beginWatch(ctx context.Context, st store.Store, prefix string)
 }
 
 // onChange is the watch's callback.
-func (watch *watch) onChange() {
+func (watch *watch) onChange(names []string) {
 	watch.mu.Lock()
+	if watch.n == 0 && names != nil {
+		watch.w.brokenf("the first call of Watch(%q) had the names %q, want nil", watch.prefix, names)
+	}
+	for i, name := range names {
+		if !strings.HasPrefix(name, watch.prefix) || i > 0 && name <= names[i-1] {
+			watch.w.brokenf("Watch(%q) named %q, want names with the prefix, in order, each once", watch.prefix, names)
+		}
+	}
+	watch.all = watch.all || names == nil
+	watch.named = append(watch.named, names...)
 	if watch.calling {
 		watch.w.brokenf("Watch(%q) called its callback during another call", watch.prefix)
 	}
@@ -328,6 +341,21 @@ func (watch *watch) mark() {
 	watch.mu.Lock()
 	defer watch.mu.Unlock()
 	watch.marked = watch.n
+	watch.forgetNamesLocked()
+}
+
+func (watch *watch) forgetNamesLocked() { watch.all, watch.named = false, nil }
+
+// hasNamed reports whether a call since the last mark or change has said that the line may have
+// changed. If so, it forgets what these calls have named.
+func (watch *watch) hasNamed(name string) bool {
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	if !watch.all && !slices.Contains(watch.named, name) {
+		return false
+	}
+	watch.forgetNamesLocked()
+	return true
 }
 
 // next waits for a call since the mark and moves the mark there. It returns false on timeout.
@@ -358,10 +386,11 @@ func (watch *watch) waitEstablished() {
 	if !watch.next(watch.w.h.Grace) {
 		watch.w.t.Fatalf("Watch(%q) did not call its callback within %v", watch.prefix, watch.w.h.Grace)
 	}
+	watch.mark()
 }
 
-// shows waits for calls until a read after one returns exactly these entries in the line behind
-// name. A call before the change, or before the mark, is not sufficient.
+// shows waits for calls until one has named the line behind name and a read returns exactly these
+// entries in it. A call before the change, or before the mark, is not sufficient.
 func (watch *watch) shows(name string, places ...*entry) []store.Entry {
 	watch.w.t.Helper()
 	return watch.showsWithin(watch.w.h.Grace, name, places...)
@@ -373,7 +402,7 @@ func (watch *watch) showsWithin(d time.Duration, name string, places ...*entry) 
 	for _, p := range places {
 		want = append(want, p.client.ID())
 	}
-	calls := 0
+	calls, shown := 0, false
 	for end := time.Now().Add(d); watch.next(time.Until(end)); {
 		calls++
 		entries := watch.w.line(name).Entries
@@ -381,16 +410,21 @@ func (watch *watch) showsWithin(d time.Duration, name string, places ...*entry) 
 		for _, e := range entries {
 			got = append(got, e.Session)
 		}
-		if slices.Equal(got, want) {
+		// A call for another line may come first.
+		if shown = slices.Equal(got, want); shown && watch.hasNamed(name) {
 			return entries
 		}
 	}
-	shown := "there was no call"
-	if calls > 0 {
-		shown = fmt.Sprintf("the last read returned the sessions %q", got)
+	problem := fmt.Sprintf("the line of %q never had the sessions %q", name, want)
+	switch {
+	case calls == 0:
+		problem += ": there was no call"
+	case shown:
+		problem = fmt.Sprintf("none has named the line of %q, which has changed", name)
+	default:
+		problem += fmt.Sprintf(": the last read returned %q", got)
 	}
-	watch.w.t.Fatalf("Watch(%q) made %d calls within %v, but the line of %q never had the sessions %q: %s",
-		watch.prefix, calls, d, name, want, shown)
+	watch.w.t.Fatalf("Watch(%q) made %d calls within %v, but %s", watch.prefix, calls, d, problem)
 	return nil
 }
 

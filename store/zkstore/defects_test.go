@@ -327,7 +327,7 @@ func TestAuth_reconnectsThroughFailures(t *testing.T) {
 		if _, err := st.Line(ctx, name); !errors.Is(err, zk.ErrNoAuth) {
 			t.Errorf("Line without permission: got %v, want zk.ErrNoAuth", err)
 		}
-		if err := st.Watch(ctx, "", func() {}); !errors.Is(err, zk.ErrNoAuth) {
+		if err := st.Watch(ctx, "", func([]string) {}); !errors.Is(err, zk.ErrNoAuth) {
 			t.Errorf("Watch without permission: got %v, want zk.ErrNoAuth", err)
 		}
 	}
@@ -424,7 +424,7 @@ func TestClose_leavesNoGoroutines(t *testing.T) {
 			j.Extensions().NotifyContended(func() {})
 			ctx, cancel := context.WithCancel(t.Context())
 			// Watch calls cancel once when the watch is open.
-			if err := st.Watch(ctx, "", cancel); !errors.Is(err, context.Canceled) {
+			if err := st.Watch(ctx, "", func([]string) { cancel() }); !errors.Is(err, context.Canceled) {
 				t.Errorf("Watch: got %v, want context.Canceled", err)
 			}
 			cancel()

@@ -215,7 +215,7 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan struct{}, 100)
 	done := make(chan error, 1)
-	go func() { done <- st.Watch(ctx, "a", func() { changed <- struct{}{} }) }()
+	go func() { done <- st.Watch(ctx, "a", func([]string) { changed <- struct{}{} }) }()
 	receive(t, changed, "watch to open")
 
 	p := enqueue(t, openSession(t, st), "a/b", line.Exclusive)

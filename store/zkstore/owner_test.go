@@ -53,7 +53,7 @@ func TestWatch_reportsChangedOwner(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changed, done := make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- st.Watch(ctx, name, func() {
+		done <- st.Watch(ctx, name, func([]string) {
 			select {
 			case changed <- struct{}{}:
 			case <-ctx.Done():

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,8 +24,8 @@ const resyncInterval = 5 * time.Second
 // Watch implements [store.Store]. It has its own connection, and one watch for each directory that
 // may have a lock whose name begins with prefix; the client library does not support ZooKeeper's
 // recursive watches. So if the ensemble also stores other data, give Stile its own root.
-func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
 		c := &changes{store: s, prefix: prefix, notify: notify, events: work.NewSignal(), dirty: make(map[string]bool)}
 		return c.listen(ctx)
 	})
@@ -35,16 +36,21 @@ type changes struct {
 	store  *Store
 	client *client
 	prefix string
-	notify func()
+	notify watchpump.Notify
 	events work.Signal // set when dirty is not empty, or all is set
 
 	mu    sync.Mutex
 	dirty map[string]bool // directories whose watch has fired
 	all   bool            // all watches may be gone
 
-	// below has the watched directories, and the names whose directories are in them. Only the
-	// goroutine that runs listen uses it.
-	below map[string][]string
+	// watched has the directories that are watched. Only the goroutine that runs listen uses it.
+	watched map[string]directory
+}
+
+// directory is a watched directory.
+type directory struct {
+	name  string   // whose directory it is; empty for the top
+	below []string // names whose directories are in it
 }
 
 // handle records an event.
@@ -82,7 +88,6 @@ func (c *changes) listen(ctx context.Context) error {
 			if err := c.catchUp(ctx); err != nil {
 				return c.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 			}
-			c.notify()
 		case <-ticker.C:
 			c.notify()
 		case <-ctx.Done():
@@ -91,27 +96,42 @@ func (c *changes) listen(ctx context.Context) error {
 	}
 }
 
-// catchUp renews the watches that have fired, and watches new directories.
+// catchUp renews the watches that have fired, watches new directories, and calls notify if a line may
+// have changed.
 func (c *changes) catchUp(ctx context.Context) error {
 	c.mu.Lock()
 	dirty, all := c.dirty, c.all
 	c.dirty, c.all = make(map[string]bool), false
 	c.mu.Unlock()
 	if all {
-		c.below = make(map[string][]string)
+		c.watched = make(map[string]directory)
 	}
-	for dir := range dirty {
-		delete(c.below, dir)
+	var names []string
+	for path := range dirty {
+		// A directory that was deleted is not found by the walk.
+		if dir, ok := c.watched[path]; ok && dir.name != "" && strings.HasPrefix(dir.name, c.prefix) {
+			names = append(names, dir.name)
+		}
+		delete(c.watched, path)
 	}
-	return c.walk(ctx)
+	added, err := c.walk(ctx)
+	if err != nil {
+		return err
+	}
+	if names = append(names, added...); all {
+		c.notify()
+	} else if len(names) > 0 {
+		c.notify(names...)
+	}
+	return nil
 }
 
 // walk makes sure that all directories are watched that may have a lock whose name begins with the
-// prefix.
-func (c *changes) walk(ctx context.Context) error {
+// prefix. It returns the names of the lines whose directories were not watched until now.
+func (c *changes) walk(ctx context.Context) (names []string, err error) {
 	for level := []string{""}; len(level) > 0; {
 		unwatched := slices.DeleteFunc(slices.Clone(level), func(name string) bool {
-			_, watched := c.below[c.store.dirOf(name)]
+			_, watched := c.watched[c.store.dirOf(name)]
 			return watched
 		})
 		children, errs := make([][]string, len(unwatched)), make([]error, len(unwatched))
@@ -121,18 +141,21 @@ func (c *changes) walk(ctx context.Context) error {
 			case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
 				// Deleted, which the watch of its parent reports; or not readable.
 			case err != nil:
-				return err
+				return nil, err
 			default:
-				c.below[c.store.dirOf(name)] = c.store.below(name, c.prefix, children[i])
+				c.watched[c.store.dirOf(name)] = directory{name: name, below: c.store.below(name, c.prefix, children[i])}
+			}
+			if name != "" && strings.HasPrefix(name, c.prefix) {
+				names = append(names, name)
 			}
 		}
 		var below []string
 		for _, name := range level {
-			below = append(below, c.below[c.store.dirOf(name)]...)
+			below = append(below, c.watched[c.store.dirOf(name)].below...)
 		}
 		level = below
 	}
-	return nil
+	return names, nil
 }
 
 // watch lists a directory and sets a watch for its changes; for its creation, if it is the top

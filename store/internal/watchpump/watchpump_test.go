@@ -3,6 +3,8 @@ package watchpump_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,7 +19,7 @@ func TestRun_mergesChangesDuringACall(t *testing.T) {
 		defer cancel()
 		var sent atomic.Int32
 		calls, seen := 0, int32(0)
-		listen := func(ctx context.Context, notify func()) error {
+		listen := func(ctx context.Context, notify watchpump.Notify) error {
 			for range 10 {
 				sent.Add(1)
 				notify() // never waits for the callback
@@ -25,7 +27,7 @@ func TestRun_mergesChangesDuringACall(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		err := watchpump.Run(ctx, func() {
+		err := watchpump.Run(ctx, func([]string) {
 			time.Sleep(time.Second) // the other changes arrive meanwhile
 			calls++
 			if seen = sent.Load(); seen == 10 && calls == 2 {
@@ -48,9 +50,9 @@ func TestRun_callsAfterEachChange(t *testing.T) {
 		defer cancel()
 		calls := 0
 		done := make(chan error)
-		var notify func()
+		var notify watchpump.Notify
 		go func() {
-			done <- watchpump.Run(ctx, func() { calls++ }, func(ctx context.Context, t func()) error {
+			done <- watchpump.Run(ctx, func([]string) { calls++ }, func(ctx context.Context, t watchpump.Notify) error {
 				notify = t
 				<-ctx.Done()
 				return ctx.Err()
@@ -76,10 +78,57 @@ func TestRun_callsAfterEachChange(t *testing.T) {
 	})
 }
 
+func TestRun_passesNames(t *testing.T) {
+	many := make([]string, watchpump.MaxNames)
+	for i := range many {
+		many[i] = fmt.Sprintf("%04d", i)
+	}
+	for _, tt := range []struct {
+		name   string
+		notify func(watchpump.Notify) // while a call runs
+		want   []string               // of the next call
+	}{
+		{"in order, each once", func(n watchpump.Notify) { n("b"); n("c", "a"); n("b") }, []string{"a", "b", "c"}},
+		{"any line", func(n watchpump.Notify) { n("a"); n(); n("b") }, nil},
+		{"as many as are kept", func(n watchpump.Notify) { n(many...) }, many},
+		{"more than are kept", func(n watchpump.Notify) { n(many...); n("another"); n("a") }, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				var notify watchpump.Notify
+				var got [][]string
+				listen := func(ctx context.Context, n watchpump.Notify) error {
+					notify = n
+					n()
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				go func() {
+					_ = watchpump.Run(ctx, func(names []string) {
+						if got = append(got, names); len(got) == 1 {
+							time.Sleep(time.Second)
+						}
+					}, listen)
+				}()
+				synctest.Wait()
+				tt.notify(notify)
+				time.Sleep(time.Minute)
+				notify("later")
+				synctest.Wait()
+				if want := [][]string{nil, tt.want, {"later"}}; !reflect.DeepEqual(got, want) {
+					t.Errorf("got calls with %q, want %q", got, want)
+				}
+			})
+		})
+	}
+}
+
 func TestRun_returnsErrorOfListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := errors.New("permission denied")
-		err := watchpump.Run(t.Context(), func() { t.Error("called") }, func(context.Context, func()) error { return refused })
+		err := watchpump.Run(t.Context(), func([]string) { t.Error("called") }, func(context.Context, watchpump.Notify) error { return refused })
 		if err != refused {
 			t.Errorf("Run returned %v, want the refusal", err)
 		}
@@ -94,10 +143,10 @@ func TestRun_waitsForCallAndListen(t *testing.T) {
 		called, listened := false, false
 		start := time.Now()
 		time.AfterFunc(time.Second, cancel)
-		err := watchpump.Run(ctx, func() {
+		err := watchpump.Run(ctx, func([]string) {
 			time.Sleep(time.Minute)
 			called = true
-		}, func(ctx context.Context, notify func()) error {
+		}, func(ctx context.Context, notify watchpump.Notify) error {
 			notify()
 			<-ctx.Done()
 			time.Sleep(2 * time.Minute)
@@ -118,7 +167,7 @@ func TestRun_stopsListenIfCallbackPanics(t *testing.T) {
 				t.Errorf("no panic, or listen still runs (ended: %t)", ended)
 			}
 		}()
-		_ = watchpump.Run(t.Context(), func() { panic("panic in the callback") }, func(ctx context.Context, notify func()) error {
+		_ = watchpump.Run(t.Context(), func([]string) { panic("panic in the callback") }, func(ctx context.Context, notify watchpump.Notify) error {
 			notify()
 			<-ctx.Done()
 			ended = true

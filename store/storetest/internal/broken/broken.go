@@ -38,7 +38,7 @@ type wholeStore struct {
 	open         func(context.Context, store.SessionOptions) (store.Session, error)
 	line         func(ctx context.Context, name string) (store.Line, error)
 	lines        func(ctx context.Context, prefix string) ([]store.Line, error)
-	watch        func(ctx context.Context, prefix string, changed func()) error
+	watch        func(ctx context.Context, prefix string, changed func([]string)) error
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
 	clearMarks   func(ctx context.Context, name string, orders []uint64) error
 	setLimit     func(ctx context.Context, name string, limit int) error
@@ -94,7 +94,7 @@ func (s wholeStore) Lines(ctx context.Context, prefix string) ([]store.Line, err
 	return s.lines(ctx, prefix)
 }
 
-func (s wholeStore) Watch(ctx context.Context, prefix string, changed func()) error {
+func (s wholeStore) Watch(ctx context.Context, prefix string, changed func([]string)) error {
 	if s.watch == nil {
 		return s.Store.Watch(ctx, prefix, changed)
 	}

@@ -23,11 +23,11 @@ func watchBugs() []Bug {
 			Name:   "does not call when the watch is established",
 			Caught: "watch/a watch calls when it is established",
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					first := true
-					return m.Watch(ctx, prefix, func() {
+					return m.Watch(ctx, prefix, func(names []string) {
 						if !first {
-							changed()
+							changed(names)
 						}
 						first = false
 					})
@@ -118,13 +118,13 @@ func watchBugs() []Bug {
 			Name:   "drops changes during a call",
 			Caught: blocks,
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					var calling sync.Mutex
 					var calls sync.WaitGroup
 					defer calls.Wait()
-					return m.Watch(ctx, prefix, func() {
+					return m.Watch(ctx, prefix, func(names []string) {
 						if calling.TryLock() {
-							calls.Go(func() { changed(); calling.Unlock() })
+							calls.Go(func() { changed(names); calling.Unlock() })
 						}
 					})
 				})
@@ -134,17 +134,17 @@ func watchBugs() []Bug {
 			Name:   "calls once for each change during a call",
 			Caught: blocks,
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
-					queue := make(chan struct{}, 1000)
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
+					queue := make(chan []string, 1000)
 					var calls sync.WaitGroup
 					defer calls.Wait()
 					defer close(queue)
 					calls.Go(func() {
-						for range queue {
-							changed()
+						for names := range queue {
+							changed(names)
 						}
 					})
-					return m.Watch(ctx, prefix, func() { queue <- struct{}{} })
+					return m.Watch(ctx, prefix, func(names []string) { queue <- names })
 				})
 			},
 		},
@@ -152,10 +152,10 @@ func watchBugs() []Bug {
 			Name:   "makes concurrent calls",
 			Caught: blocks,
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					var calls sync.WaitGroup
 					defer calls.Wait()
-					return m.Watch(ctx, prefix, func() { calls.Go(changed) })
+					return m.Watch(ctx, prefix, func(names []string) { calls.Go(func() { changed(names) }) })
 				})
 			},
 		},
@@ -163,7 +163,7 @@ func watchBugs() []Bug {
 			Name:   "returns no error when the context ends",
 			Caught: ended,
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					_ = m.Watch(ctx, prefix, changed)
 					return nil
 				})
@@ -173,9 +173,9 @@ func watchBugs() []Bug {
 			Name:   "calls after Watch has returned",
 			Caught: ended,
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					err := m.Watch(ctx, prefix, changed)
-					time.AfterFunc(time.Millisecond, changed)
+					time.AfterFunc(time.Millisecond, func() { changed(nil) })
 					return err
 				})
 			},
@@ -184,7 +184,7 @@ func watchBugs() []Bug {
 			Name:   "returns context.Canceled at a deadline",
 			Caught: "watch/a watch returns at its deadline",
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					_ = m.Watch(ctx, prefix, changed)
 					return context.Canceled
 				})
@@ -194,11 +194,42 @@ func watchBugs() []Bug {
 			Name:   "checks the context only after the watch is established",
 			Caught: "watch/a watch with an ended context returns",
 			Plant: func(m *memstore.Store) store.Store {
-				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+				return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 					if ctx.Err() != nil {
 						time.Sleep(90 * time.Second)
 					}
 					return m.Watch(ctx, prefix, changed)
+				})
+			},
+		},
+		{
+			Name:   "names lines in the first call",
+			Caught: "watch/a watch calls when it is established",
+			Plant: func(m *memstore.Store) store.Store {
+				return withNames(m, func([]string) []string { return []string{} })
+			},
+		},
+		{
+			Name:   "names other lines than those that have changed",
+			Caught: "watch/a watch reports an entry joining",
+			Plant: func(m *memstore.Store) store.Store {
+				return withNames(m, func(names []string) []string {
+					for i := range names {
+						names[i] += "-other"
+					}
+					return names
+				})
+			},
+		},
+		{
+			Name:   "names lines without the prefix",
+			Caught: prefixes,
+			Plant: func(m *memstore.Store) store.Store {
+				return withNames(m, func(names []string) []string {
+					if len(names) > 0 {
+						return append([]string{""}, names...)
+					}
+					return names
 				})
 			},
 		},
@@ -210,8 +241,15 @@ func watchBugs() []Bug {
 	}
 }
 
-func withWatch(m *memstore.Store, f func(ctx context.Context, prefix string, changed func()) error) store.Store {
+func withWatch(m *memstore.Store, f func(ctx context.Context, prefix string, changed func([]string)) error) store.Store {
 	return wholeStore{Store: m, watch: f}
+}
+
+// withNames calls with the names that replace returns.
+func withNames(m *memstore.Store, replace func(names []string) []string) store.Store {
+	return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
+		return m.Watch(ctx, prefix, func(names []string) { changed(replace(names)) })
+	})
 }
 
 // change is the difference of one line between two calls.
@@ -224,17 +262,17 @@ type change struct {
 // hidingChanges does not call for changes for which hidden returns true. It always makes the first
 // call.
 func hidingChanges(m *memstore.Store, hidden func(change) bool) store.Store {
-	return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
+	return withWatch(m, func(ctx context.Context, prefix string, changed func([]string)) error {
 		return m.Watch(ctx, prefix, unlessHidden(m, prefix, hidden, changed))
 	})
 }
 
 // unlessHidden returns a function that calls changed unless all changes since its last call are
 // hidden.
-func unlessHidden(m *memstore.Store, prefix string, hidden func(change) bool, changed func()) func() {
+func unlessHidden(m *memstore.Store, prefix string, hidden func(change) bool, changed func([]string)) func([]string) {
 	first := true
 	before := make(map[string][]store.Entry)
-	return func() {
+	return func(names []string) {
 		now := make(map[string][]store.Entry)
 		lines, _ := m.Lines(context.Background(), prefix)
 		for _, l := range lines {
@@ -246,7 +284,7 @@ func unlessHidden(m *memstore.Store, prefix string, hidden func(change) bool, ch
 		}
 		first, before = false, now
 		if call {
-			changed()
+			changed(names)
 		}
 	}
 }
@@ -305,8 +343,8 @@ func notCallingInOutages(m *memstore.Store) store.Store {
 		sessions = append(sessions, inner)
 		return session{Session: inner}
 	}).(wholeStore)
-	st.watch = func(ctx context.Context, prefix string, changed func()) error {
-		return m.Watch(ctx, prefix, func() {
+	st.watch = func(ctx context.Context, prefix string, changed func([]string)) error {
+		return m.Watch(ctx, prefix, func(names []string) {
 			mu.Lock()
 			all := slices.Clone(sessions)
 			mu.Unlock()
@@ -315,7 +353,7 @@ func notCallingInOutages(m *memstore.Store) store.Store {
 					return
 				}
 			}
-			changed()
+			changed(names)
 		})
 	}
 	return st
