@@ -235,6 +235,41 @@ func ExampleClient_WatchLine() {
 	// Output: free
 }
 
+// A page that shows all locks keeps a map of their lines.
+func ExampleClient_WatchChanges() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close(context.Background())
+	for _, name := range []string{"deploy/mail", "deploy/shop"} {
+		if _, err := client.Mutex(name).Lock(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	lines := make(map[string]stile.Line)
+	for change, err := range client.WatchChanges(ctx, "deploy/") {
+		if err != nil {
+			log.Print(err) // the next change makes up for it
+			continue
+		}
+		if change.All {
+			clear(lines)
+		}
+		for _, line := range change.Lines {
+			if lines[line.Name] = line; len(line.Holders)+len(line.Waiters) == 0 {
+				delete(lines, line.Name)
+			}
+		}
+		break // after the first reading, for this example
+	}
+	fmt.Println(len(lines), "locks are in use")
+	// Output: 2 locks are in use
+}
+
 // Many readers, or one writer.
 func ExampleRWMutex() {
 	client, err := stile.New(memstore.New(), nil)

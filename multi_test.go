@@ -561,7 +561,7 @@ func TestTryLockAll_writesNothing(t *testing.T) {
 		changes := 0
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		go func() { _ = w.store.Watch(ctx, "a", func() { changes++ }) }()
+		go func() { _ = w.store.Watch(ctx, "a", func([]string) { changes++ }) }()
 		synctest.Wait()
 		before := changes
 		_, err := ann.TryLockAll(t.Context(), "a", "b")

@@ -18,6 +18,11 @@ const (
 	// watchResyncInterval is the time after which the lines are read again without a notification,
 	// so that an outage is noticed.
 	watchResyncInterval = 10 * time.Second
+	// fullReadingShare is the largest part of the time, one in so many, that WatchChanges spends on
+	// readings of all lines.
+	fullReadingShare = 10
+	// changeReaders is the number of lines that WatchChanges reads at the same time.
+	changeReaders = 8
 )
 
 // WatchLines yields the lines whose name begins with prefix, like [Client.Lines], at once and again
@@ -29,7 +34,7 @@ const (
 // prefix is invalid, the client is closed, or the store refuses the watch, that error is yielded last.
 // The end of ctx is not an error: the loop just ends.
 func (c *Client) WatchLines(ctx context.Context, prefix string) iter.Seq2[[]Line, error] {
-	return watch(ctx, c, prefix, store.CheckPrefix(prefix), func(ctx context.Context) ([]Line, error) {
+	return watch(ctx, c, prefix, store.CheckPrefix(prefix), false, func(ctx context.Context, _ []string) ([]Line, error) {
 		return c.Lines(ctx, prefix)
 	})
 }
@@ -37,15 +42,72 @@ func (c *Client) WatchLines(ctx context.Context, prefix string) iter.Seq2[[]Line
 // WatchLine is [Client.WatchLines] for a single name. It accepts every name that [Client.Lines]
 // returns.
 func (c *Client) WatchLine(ctx context.Context, name string) iter.Seq2[Line, error] {
-	return watch(ctx, c, name, nil, func(ctx context.Context) (Line, error) {
+	return watch(ctx, c, name, nil, false, func(ctx context.Context, _ []string) (Line, error) {
 		return c.Line(ctx, name)
 	})
 }
 
+// A Change is what [Client.WatchChanges] yields: lines that have been read, because they may have
+// changed.
+type Change struct {
+	// Lines are the lines that were read, sorted by name. Unless All is set, a line without holders
+	// and waiters is one that was found empty.
+	Lines []Line `json:"lines"`
+	// All is true if all lines were read. A name with the prefix that is not in Lines has no holders
+	// and waiters then.
+	All bool `json:"all"`
+}
+
+// WatchChanges is [Client.WatchLines] for watching many lines: it yields all of them at first, and
+// afterwards only those that may have changed. So what a change costs does not depend on the number
+// of lines.
+//
+// All lines are read again when the store cannot tell which have changed, as after an outage, and at
+// least every ten seconds. If that takes long, it is done less often, so that these readings take at
+// most a tenth of the time. Changes that the store reports by name are not delayed by that. Redis and
+// Redlock report neither entries that expire nor what other lockers do, and ZooKeeper does not report
+// a changed owner; only a reading of all lines shows that.
+//
+// After an error all lines are read, so the next Change makes up for what was missed.
+func (c *Client) WatchChanges(ctx context.Context, prefix string) iter.Seq2[Change, error] {
+	return watch(ctx, c, prefix, store.CheckPrefix(prefix), true, func(ctx context.Context, names []string) (Change, error) {
+		if names == nil {
+			lines, err := c.Lines(ctx, prefix)
+			return Change{Lines: lines, All: true}, err
+		}
+		lines, err := c.readLines(ctx, names)
+		return Change{Lines: lines}, err
+	})
+}
+
+// readLines reads the lines of the names, in their order.
+func (c *Client) readLines(ctx context.Context, names []string) ([]Line, error) {
+	lines, errs := make([]Line, len(names)), make([]error, len(names))
+	var readers sync.WaitGroup
+	places := make(chan struct{}, changeReaders)
+	for i, name := range names {
+		places <- struct{}{}
+		readers.Go(func() {
+			defer func() { <-places }()
+			lines[i], errs[i] = c.Line(ctx, name)
+		})
+	}
+	readers.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return lines, nil
+}
+
 // watch yields the results of read: at first, and whenever the store reports that a line with the
-// prefix may have changed.
+// prefix may have changed. If byName is set, read gets the names of these lines, or nil to read all of
+// them, which watch then does at most for one part in fullReadingShare of the time. Otherwise read
+// always gets nil.
 func watch[T any](
-	ctx context.Context, c *Client, prefix string, bad error, read func(context.Context) (T, error),
+	ctx context.Context, c *Client, prefix string, bad error, byName bool,
+	read func(ctx context.Context, names []string) (T, error),
 ) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
@@ -57,50 +119,95 @@ func watch[T any](
 		stop := context.AfterFunc(c.life, cancel)
 		defer stop()
 
-		changes, refused := make(chan struct{}, 1), make(chan error, 1)
-		again := func() {
-			select {
-			case changes <- struct{}{}:
-			default: // the next reading will include this change too
-			}
-		}
+		// The callback blocks until its names are taken. Meanwhile the store collects further ones.
+		p := pacer{changes: make(chan []string), refused: make(chan error, 1)}
 		var watching sync.WaitGroup
-		watching.Go(func() { refused <- c.store.Watch(ctx, prefix, again) })
+		watching.Go(func() {
+			p.refused <- c.store.Watch(ctx, prefix, func(names []string) {
+				if !byName {
+					names = nil
+				}
+				select {
+				case p.changes <- names:
+				case <-ctx.Done():
+				}
+			})
+		})
 		defer watching.Wait()
 		defer cancel()
 
 		// The first reading does not wait for the watch, so that the error of an unreachable store
 		// is yielded at once.
+		var names []string // to be read; nil for all lines
 		for c.check() == nil && ctx.Err() == nil {
-			got, err := read(ctx)
+			began := time.Now()
+			got, err := read(ctx, names)
 			if c.check() != nil || ctx.Err() != nil {
 				break // the end of ctx or of the client is the cause of err
 			}
+			took := time.Since(began)
 			if !yield(got, err) {
 				return
 			}
+			now := time.Now()
 			pace := watchInterval
-			if err != nil {
-				pace = watchRetryInterval
-				again()
+			switch {
+			case err != nil:
+				pace, p.earliest, p.due = watchRetryInterval, now, now
+			case names == nil:
+				p.earliest, p.due = now, now.Add(watchResyncInterval)
+				if byName {
+					p.earliest = now.Add((fullReadingShare - 1) * took)
+				}
 			}
 			select {
 			case <-time.After(pace):
 			case <-ctx.Done():
 			}
-			select {
-			case <-changes:
-			case <-time.After(watchResyncInterval):
-			case <-ctx.Done():
-			case err := <-refused:
-				if ctx.Err() == nil {
-					yield(none, fmt.Errorf("stile: watch %q: %w", prefix, err))
-					return
-				}
+			if names, err = p.next(ctx); err != nil && ctx.Err() == nil {
+				yield(none, fmt.Errorf("stile: watch %q: %w", prefix, err))
+				return
 			}
 		}
 		if err := c.check(); err != nil {
 			yield(none, err)
+		}
+	}
+}
+
+// pacer decides what a watch reads next.
+type pacer struct {
+	changes chan []string // from the store: the names of lines that may have changed; nil for any
+	refused chan error    // the error with which the store's watch has ended
+
+	due      time.Time // of the next reading of all lines
+	earliest time.Time // no reading of all lines begins before
+}
+
+// next waits until there is something to read. It returns nil if a reading of all lines is due, which
+// comes first, or the names of lines that may have changed. It returns the error of the watch if
+// that has ended, and nil when ctx ends.
+func (p *pacer) next(ctx context.Context) ([]string, error) {
+	for {
+		if p.due.Before(p.earliest) {
+			p.due = p.earliest
+		}
+		changes := p.changes
+		if time.Until(p.due) <= 0 {
+			changes = nil
+		}
+		select {
+		case names := <-changes:
+			if names != nil {
+				return names, nil
+			}
+			p.due = p.earliest
+		case <-time.After(time.Until(p.due)):
+			return nil, nil
+		case err := <-p.refused:
+			return nil, err
+		case <-ctx.Done():
+			return nil, nil
 		}
 	}
 }

@@ -1,0 +1,183 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// watchChanges starts a loop over the changes of all lines. The text of a change of all lines begins with
+// "all:".
+func watchChanges(t *testing.T, c *stile.Client, prefix string) *watcher {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	return loop(t, cancel, c.WatchChanges(ctx, prefix), func(c stile.Change) string {
+		var all []string
+		for _, l := range c.Lines {
+			all = append(all, asText(l))
+		}
+		text := strings.Join(all, "; ")
+		if c.All {
+			text = strings.TrimSpace("all: " + text)
+		}
+		return text
+	}, nil)
+}
+
+func TestWatchChanges(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		a := lock(t, ann, "a/1")
+		lock(t, ann, "a/2")
+		changes := watchChanges(t, w.client("eve"), "a/")
+		changes.expectLines("all: a/1: ann; a/2: ann")
+		place := wait(t.Context(), t, bob, "a/1")
+		changes.expectLines("a/1: ann bob")
+		lock(t, bob, "a/3")
+		lock(t, bob, "b")
+		changes.expectLines("a/3: bob")
+		release(t, a)
+		changes.expectLines("a/1: bob")
+		next := place.expectHoldNow()
+		release(t, next)
+		changes.expectLines("a/1:")
+	})
+}
+
+// A reading of all lines that takes long is repeated rarely, but changes with a name are yielded at once.
+func TestWatchChanges_readsAllForAtMostATenthOfTheTime(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		const slow = 5 * time.Second
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read && c.Name == "" {
+				return memstore.Fault{ReplyDelay: slow}
+			}
+			return memstore.Fault{}
+		})
+		changes := watchChanges(t, w.client("eve"), "")
+		for start := time.Now(); time.Since(start) < 5*time.Minute; time.Sleep(2 * time.Second) {
+			release(t, lock(t, ann, "a"))
+		}
+		time.Sleep(time.Minute)
+		var full []time.Duration
+		named := 0
+		for _, c := range changes.all() {
+			if strings.HasPrefix(c.lines, "all:") {
+				full = append(full, c.at)
+			} else {
+				named++
+			}
+		}
+		for i := 1; i < len(full); i++ {
+			if rest := full[i] - slow - full[i-1]; rest < 9*slow {
+				t.Errorf("reading %d of all lines began %v after the one before, want %v at least", i, rest, 9*slow)
+			}
+		}
+		if len(full) < 7 || named < 100 {
+			t.Errorf("got %d readings of all lines and %d of one in 6 minutes, want 7 and 100 at least", len(full), named)
+		}
+	})
+}
+
+// While a reading of all lines waits for its time, changes with a name must not make the watch forget it.
+func TestWatchChanges_readsAllAfterwards(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, eve := w.client("ann"), w.client("eve")
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			switch {
+			case c.Op == memstore.Watch:
+				return memstore.Fault{Delay: 500 * time.Millisecond} // a change before it is not named
+			case c.Op == memstore.Read && c.Name == "":
+				return memstore.Fault{ReplyDelay: 100 * time.Millisecond}
+			}
+			return memstore.Fault{}
+		})
+		changes := watchChanges(t, eve, "")
+		time.Sleep(300 * time.Millisecond)
+		lock(t, ann, "before the watch")
+		time.Sleep(300 * time.Millisecond) // the watch has begun, and all lines may be read from 1 s on
+		lock(t, ann, "named")
+		time.Sleep(2 * time.Second)
+		want := []string{"all:", "named: ann", "all: before the watch: ann; named: ann"}
+		var got []string
+		for _, c := range changes.all() {
+			got = append(got, c.lines)
+		}
+		// Later changes are due to the owners, which are published after a second.
+		if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+			t.Errorf("got %q, want %q at first", got, want)
+		}
+	})
+}
+
+// Promise: P7
+func TestWatchChanges_readsAllAfterAnError(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		changes := watchChanges(t, w.client("eve"), "")
+		changes.expectLines("all:")
+		down := errors.New("the store is down")
+		w.faults(memstore.Fault{Err: down}, on(memstore.Read))
+		lock(t, ann, "a")
+		time.Sleep(2 * watchInterval)
+		if c := changes.last(); !errors.Is(c.err, down) {
+			t.Fatalf("got %+v, want the error", c)
+		}
+		lock(t, ann, "b")
+		w.heal()
+		failed := len(changes.all())
+		time.Sleep(2 * time.Second)
+		if all := changes.all(); len(all) == failed || all[failed].lines != "all: a: ann; b: ann" {
+			t.Errorf("got %+v after the errors, want all lines at first", all[failed:])
+		}
+	})
+}
+
+// What a change costs does not depend on the number of lines.
+func TestWatchChanges_readsOnlyWhatChanged(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		const n = 100
+		for i := range n {
+			lock(t, ann, fmt.Sprintf("idle/%d", i))
+		}
+		changes := watchChanges(t, w.client("eve"), "")
+		time.Sleep(3 * time.Second) // until all owners have been published
+		seen := len(changes.all())
+		var reads []string
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read {
+				reads = append(reads, c.Name)
+			}
+			return memstore.Fault{}
+		})
+		lock(t, bob, "busy")
+		synctest.Wait()
+		w.heal()
+		if !slices.Equal(reads, []string{"busy"}) {
+			t.Errorf("got readings of %q, want one of the line that has changed", reads)
+		}
+		if all := changes.all(); len(all) != seen+1 || all[seen].lines != "busy: bob" {
+			t.Errorf("got %+v, want one change", all[seen:])
+		}
+	})
+}
+
+func TestWatchChanges_invalidPrefix(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		changes := watchChanges(t, w.client("eve"), "a\n")
+		synctest.Wait()
+		if all := changes.all(); len(all) != 1 || all[0].err == nil {
+			t.Errorf("got %+v, want one error", all)
+		}
+	})
+}
