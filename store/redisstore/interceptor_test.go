@@ -18,10 +18,11 @@ type interceptor struct {
 	rueidis.Client
 
 	mu       sync.Mutex
-	handlers map[string]handler // for the next request, by operation
-	sent     []string           // first words of all commands
-	requests int                // number of requests
-	answered int                // number of requests that the server has answered, with whatever reply
+	handlers map[string]handler       // for the next request, by operation
+	running  map[string]chan struct{} // closed when the handler of a request returns, by operation
+	sent     []string                 // first words of all commands
+	requests int                      // number of requests
+	answered int                      // number of requests that the server has answered, with whatever reply
 }
 
 // A handler handles a request in place of the client. It may call send, which sends the request,
@@ -31,11 +32,13 @@ type handler func(ctx context.Context, send func(context.Context) []rueidis.Redi
 // interceptedStore returns a store on the server at addr whose requests go through an interceptor.
 func interceptedStore(t *testing.T, addr string) (*redisstore.Store, *interceptor) {
 	t.Helper()
-	c := &interceptor{Client: connect(t, addr), handlers: make(map[string]handler)}
+	c := &interceptor{Client: connect(t, addr), handlers: make(map[string]handler), running: make(map[string]chan struct{})}
 	return newStore(t, c, nil), c
 }
 
-// next sets the handler of the next request for an operation.
+// next sets the handler of the next request for an operation. While it runs, further requests for the
+// operation wait, unless they have handlers too: on a busy machine the store repeats a request that its test
+// has not dealt with yet.
 func (c *interceptor) next(op string, how handler) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,10 +64,12 @@ func (c *interceptor) commands() []string {
 }
 
 func (c *interceptor) DoMulti(ctx context.Context, multi ...rueidis.Completed) []rueidis.RedisResult {
-	how := c.record(multi)
+	c.record(multi)
+	how, returned := c.handler(multi)
 	if how == nil {
 		return c.count(c.Client.DoMulti(ctx, multi...))
 	}
+	defer returned()
 	var words [][]string // copied, because the client recycles a command that it has sent
 	for _, cmd := range multi {
 		words = append(words, slices.Clone(cmd.Commands()))
@@ -98,22 +103,56 @@ func (c *interceptor) counts() (requests, answered int) {
 	return c.requests, c.answered
 }
 
-// record records what is sent, and returns the handler, if any.
-func (c *interceptor) record(multi []rueidis.Completed) handler {
+// record records what is sent.
+func (c *interceptor) record(multi []rueidis.Completed) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.requests++
 	for _, cmd := range multi {
 		c.sent = append(c.sent, cmd.Commands()[0])
 	}
+}
+
+// handler returns the handler of a request, if any, and a function to call when that has returned. It waits
+// while another request of the operation is handled.
+func (c *interceptor) handler(multi []rueidis.Completed) (how handler, returned func()) {
 	for _, cmd := range multi {
 		op := operationOf(cmd.Commands())
-		if how := c.handlers[op]; how != nil {
-			delete(c.handlers, op)
-			return how
+		for {
+			how, others := c.take(op)
+			if how != nil {
+				return how, func() { c.handled(op, others) }
+			}
+			if others == nil {
+				break
+			}
+			<-others
 		}
 	}
-	return nil
+	return nil, nil
+}
+
+// take removes and returns the handler of an operation, with the channel to close when it has returned. If
+// there is none, it returns the channel of the handler that runs, if any.
+func (c *interceptor) take(op string) (handler, chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	how := c.handlers[op]
+	if how == nil {
+		return nil, c.running[op]
+	}
+	delete(c.handlers, op)
+	c.running[op] = make(chan struct{})
+	return how, c.running[op]
+}
+
+func (c *interceptor) handled(op string, returned chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(returned)
+	if c.running[op] == returned {
+		delete(c.running, op)
+	}
 }
 
 // operationOf returns the script's operation in a command.

@@ -96,7 +96,7 @@ func outage(s suite) {
 		next := other.hold(name, line.Exclusive)
 		heal()
 		c.keep()
-		if err := p.tryWithdraw(); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrNotKnown) {
+		if err := p.tryWithdraw(); !saysGone(err) {
 			t.Errorf("Withdraw of an entry broken during the outage returned %v, want an error matching ErrGone or ErrNotKnown", err)
 		}
 		w.wantLine(name, next)

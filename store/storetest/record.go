@@ -281,8 +281,8 @@ func (p *entry) trySetRecord(value string) error {
 // cannotSetRecord checks that an entry that has gone cannot write the record.
 func (p *entry) cannotSetRecord() {
 	p.client.w.t.Helper()
-	if err := p.trySetRecord("late"); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
-		p.client.w.t.Fatalf("session %s, lock %q: SetRecord of an entry that is gone returned %v, want ErrGone or ErrSessionLost",
+	if err := p.trySetRecord("late"); !saysGone(err) && !errors.Is(err, store.ErrSessionLost) {
+		p.client.w.t.Fatalf("session %s, lock %q: SetRecord of an entry that is gone returned %v, want ErrGone, ErrNotKnown or ErrSessionLost",
 			p.client.ID(), p.name, err)
 	}
 }

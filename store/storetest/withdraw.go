@@ -2,7 +2,6 @@ package storetest
 
 import (
 	"context"
-	"errors"
 	"testing"
 
 	"github.com/stilelock/stile/line"
@@ -107,7 +106,7 @@ func withdraw(s suite) {
 			_ = p.tryWithdraw() // may succeed if the first call could not determine its outcome
 		}
 		// If the reply to the first call was lost, the outcome stays unknown.
-		if err := p.tryWithdraw(); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrNotKnown) {
+		if err := p.tryWithdraw(); !saysGone(err) {
 			t.Errorf("Withdraw of an entry that is gone: got %v, want ErrGone or ErrNotKnown", err)
 		}
 		next.stays(store.Admitted)

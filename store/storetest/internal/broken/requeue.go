@@ -71,7 +71,7 @@ func requeueBugs() []Bug {
 		},
 		{
 			Name:   "adds an entry in place of one that is gone",
-			Caught: "requeue/a requeue of a broken entry returns ErrGone and adds nothing",
+			Caught: "requeue/a requeue of a broken entry returns an error and adds nothing",
 			Plant: withRequeue(func(ctx context.Context, se store.Session, inner store.Ticket, _, again store.Request) (store.Ticket, error) {
 				t, err := inner.Extensions().Requeue(ctx, again.Owner, again.Notify)
 				if errors.Is(err, store.ErrGone) {
