@@ -85,6 +85,11 @@ var rules = []rule{
 		reason:    "third parties run the conformance suite with their own servers",
 	},
 	{
+		packages:  []string{stile + "/adapters/..."},
+		forbidden: append([]string{stile + "/storeurl"}, stores...),
+		reason:    "an adapter works with any store, and must not depend on the client of one",
+	},
+	{
 		packages: []string{stile + "/internal/testservers"},
 		allowed:  []string{stile + "/internal/tcpproxy", stile + "/internal/clockshim", "golang.org/x/sys/..."},
 		reason:   "the tests of every store use it, and must not need the client of another store",

@@ -4,6 +4,7 @@
 package history
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,6 +53,32 @@ const (
 	// maxOwnerBytes is how much of an owner is kept.
 	maxOwnerBytes = 200
 )
+
+// ErrDamaged means that a record is not the history of a name.
+var ErrDamaged = errors.New("the record cannot be read")
+
+// Read reads the history of a name. The error matches [ErrDamaged] if the record is not a history; stile once
+// --forget removes it.
+func Read(ctx context.Context, client *stile.Client, name string) (History, error) {
+	record, err := client.Record(ctx, name)
+	if err != nil {
+		return History{}, err
+	}
+	h, err := Parse(record)
+	if err != nil {
+		err = fmt.Errorf("lock %q: %w: %w", name, ErrDamaged, err)
+	}
+	return h, err
+}
+
+// Write replaces the history of the hold's name. ctx must end with the hold's context, or before.
+func Write(ctx context.Context, hold *stile.Hold, h History) error {
+	record, err := h.Record()
+	if err != nil {
+		return err
+	}
+	return hold.SetRecord(ctx, record)
+}
 
 // Parse returns the history in a record. An empty record is an empty history.
 func Parse(record []byte) (History, error) {

@@ -204,25 +204,9 @@ func (o *once) lookBefore(ctx context.Context, client *stile.Client) error {
 
 // read reads the history of the name.
 func (o *once) read(ctx context.Context, client *stile.Client) (history.History, error) {
-	h, err := readHistory(ctx, client, o.names[0])
-	if errors.Is(err, errDamaged) {
+	h, err := history.Read(ctx, client, o.names[0])
+	if errors.Is(err, history.ErrDamaged) {
 		err = fmt.Errorf("%w; stile once --forget %s removes it", err, asArgument(o.names[0]))
-	}
-	return h, err
-}
-
-// errDamaged means that a record is not the history of a name.
-var errDamaged = errors.New("the record cannot be read")
-
-// readHistory reads the history of a name.
-func readHistory(ctx context.Context, client *stile.Client, name string) (history.History, error) {
-	record, err := client.Record(ctx, name)
-	if err != nil {
-		return history.History{}, err
-	}
-	h, err := history.Parse(record)
-	if err != nil {
-		err = fmt.Errorf("lock %q: %w: %w", name, errDamaged, err)
 	}
 	return h, err
 }
@@ -281,15 +265,11 @@ func (o *once) record(ctx context.Context, l *lock, signals *child.Signals, h hi
 
 // writeHistory writes the history of the lock's name, while the lock is held.
 func writeHistory(ctx context.Context, l *lock, h history.History) error {
-	record, err := h.Record()
-	if err != nil {
-		return err
-	}
 	one := l.hold.(*stile.Hold)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(one.Context(), cancel)()
-	return one.SetRecord(ctx, record)
+	return history.Write(ctx, one, h)
 }
 
 // runForget removes the history of the name, or that of the key, under the lock.

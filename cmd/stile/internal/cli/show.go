@@ -63,10 +63,10 @@ type shownInJSON struct {
 // jobsOf returns what stile once has recorded for a line's name; nil if there is nothing. If that cannot be
 // read or understood, it adds a remark to the line: a user may be allowed to read lines only.
 func jobsOf(ctx context.Context, client *stile.Client, line *stile.Line) map[string]history.Job {
-	h, err := readHistory(ctx, client, line.Name)
+	h, err := history.Read(ctx, client, line.Name)
 	switch {
 	case err == nil, errors.Is(err, stile.ErrUnsupported), errors.Is(err, stile.ErrBadName): // a lock that Stile cannot take has no record
-	case errors.Is(err, errDamaged):
+	case errors.Is(err, history.ErrDamaged):
 		line.Remarks = append(line.Remarks, fmt.Sprintf("%v; stile once --forget removes it", err))
 	default:
 		line.Remarks = append(line.Remarks, "what stile once has recorded cannot be read: "+textOf(reasonOf(err)))
