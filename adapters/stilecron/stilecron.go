@@ -217,14 +217,12 @@ func inFuture(last time.Time, schedule cron.Schedule, called time.Time) bool {
 }
 
 // lastCall returns the time of the last call that is recorded, in the local time zone as [cron.Cron] has it, or zero.
-func lastCall(h history.History) (last time.Time) {
-	job := h.Jobs[""]
-	for _, a := range []*history.Attempt{job.Success, job.Failure} {
-		if a != nil && a.Called.After(last) {
-			last = a.Called.Local()
-		}
+func lastCall(h history.History) time.Time {
+	last := h.LastCall("")
+	if last.IsZero() {
+		return last
 	}
-	return last
+	return last.Local()
 }
 
 // record records that a call has ended, while the lock is held.

@@ -199,6 +199,17 @@ func (a *Attempt) inFuture(every time.Duration, now time.Time) bool {
 	return a.Called.Sub(now) > every/10
 }
 
+// LastCall returns when the last recorded attempt for a key was called; zero if there is none.
+func (h History) LastCall(key string) (last time.Time) {
+	job := h.Jobs[key]
+	for _, a := range []*Attempt{job.Success, job.Failure} {
+		if a != nil && a.Called.After(last) {
+			last = a.Called
+		}
+	}
+	return last
+}
+
 // LastFailure returns the token of the last failure for a key; zero if there is none.
 func (h History) LastFailure(key string) uint64 {
 	if f := h.Jobs[key].Failure; f != nil {
