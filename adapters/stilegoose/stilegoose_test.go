@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -251,29 +253,60 @@ func TestLocker_lossIsReported(t *testing.T) {
 	})
 }
 
-// The connection that goose has returned to the pool is not closed by what happens to the lock later.
+// Only a loss closes the connection: not the release, nor what happens after it.
 func TestLocker_releasedConnectionStays(t *testing.T) {
-	db := newDatabase(t)
-	db.SetMaxOpenConns(1)
-	c := newClient(t, memstore.New())
-	l := stilegoose.New(c.Mutex("migrations"))
-	backend := func() (pid int) {
-		if err := db.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, memstore.New())
+		l := stilegoose.New(c.Mutex("migrations"))
+		pool := &connections{}
+		db := sql.OpenDB(pool)
+		defer db.Close()
+		conn, err := db.Conn(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
-		return pid
-	}
-	before := backend()
-	if _, err := newProvider(t, db, goose.WithSessionLocker(l), goose.NewGoMigration(1, nil, nil)).Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if after := backend(); after != before {
-		t.Errorf("the pool's connection was replaced: got backend %d, want %d", after, before)
-	}
+		defer conn.Close()
+		for lost := range 2 {
+			if err := l.SessionLock(t.Context(), conn); err != nil {
+				t.Fatal(err)
+			}
+			if lost == 1 {
+				if err := lose(t.Context(), c, "migrations"); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+			}
+			if err := l.SessionUnlock(t.Context(), conn); errors.Is(err, stile.ErrLost) != (lost == 1) {
+				t.Errorf("SessionUnlock: got %v", err)
+			}
+			synctest.Wait()
+			if pool.closed != lost {
+				t.Errorf("connections closed after %d losses: got %d", lost, pool.closed)
+			}
+		}
+	})
 }
+
+// connections makes connections that do nothing, and counts those that were closed.
+type connections struct{ closed int }
+
+func (p *connections) Connect(context.Context) (driver.Conn, error) { return &connection{pool: p}, nil }
+func (p *connections) Driver() driver.Driver                        { return nil }
+
+type connection struct {
+	pool   *connections
+	closed bool
+}
+
+func (c *connection) Close() error {
+	if !c.closed { // the pool closes it once more
+		c.closed = true
+		c.pool.closed++
+	}
+	return nil
+}
+func (c *connection) Prepare(string) (driver.Stmt, error) { return nil, errors.ErrUnsupported }
+func (c *connection) Begin() (driver.Tx, error)           { return nil, errors.ErrUnsupported }
 
 // ctx bounds the wait. Then the lock is not held, and no entry is left in its line.
 // Promise: P5
