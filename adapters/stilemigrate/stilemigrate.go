@@ -102,9 +102,8 @@ func (d *Driver) Close() error {
 	return errors.Join(d.explain(err), d.Driver.Close())
 }
 
-// Run runs a migration, unless the lock is lost. If the lock is lost meanwhile, Run returns the loss, also
-// if the migration has succeeded. The lock counts only between Lock and Unlock; golang-migrate runs nothing
-// outside.
+// Run runs a migration, unless the lock is lost. If it is lost meanwhile, the next step fails, or Unlock.
+// The lock counts only between Lock and Unlock; golang-migrate runs nothing outside.
 func (d *Driver) Run(migration io.Reader) error {
 	return d.whileHeld(func() error { return d.Driver.Run(migration) })
 }
@@ -117,26 +116,13 @@ func (d *Driver) SetVersion(version int, dirty bool) error {
 // Drop deletes everything in the database, unless the lock is lost, as with Run.
 func (d *Driver) Drop() error { return d.whileHeld(d.Driver.Drop) }
 
-// whileHeld runs a step, unless the hold was lost. The step has failed if the hold was lost meanwhile.
+// whileHeld runs a step, unless the hold was lost.
 func (d *Driver) whileHeld(step func() error) error {
-	hold := d.slot.Hold()
-	if hold == nil {
-		return step()
+	if hold := d.slot.Hold(); hold != nil && !hold.Valid() {
+		<-hold.Context().Done() // Valid may notice the deadline a moment earlier
+		return d.explain(context.Cause(hold.Context()))
 	}
-	if err := lossOf(hold); err != nil {
-		return d.explain(err)
-	}
-	err := step()
-	return errors.Join(err, d.explain(lossOf(hold)))
-}
-
-// lossOf returns why the hold has ended; nil if it is valid.
-func lossOf(hold *stile.Hold) error {
-	if hold.Valid() {
-		return nil
-	}
-	<-hold.Context().Done() // Valid may notice the deadline a moment earlier
-	return context.Cause(hold.Context())
+	return step()
 }
 
 // explain adds to an error of the lock that it is not one of the database.

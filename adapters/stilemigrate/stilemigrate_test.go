@@ -212,8 +212,8 @@ func TestDriver_replicas(t *testing.T) {
 	})
 }
 
-// The lock is lost during a step: that step fails, and there is no further one. What has begun stays dirty,
-// so that the next replica stops too.
+// The lock is lost during a step: there is no further one. What has begun stays dirty, so that the next
+// replica stops too.
 // Promise: P6
 func TestDriver_loss(t *testing.T) {
 	for _, c := range []struct {
