@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -246,7 +247,7 @@ func licenses(b *builder, programs []*program) ([]byte, error) {
 		}
 		found := 0
 		for _, f := range files {
-			if !isLicense(f.Name()) || f.IsDir() {
+			if !licenseFile.MatchString(f.Name()) || f.IsDir() {
 				continue
 			}
 			data, err := os.ReadFile(filepath.Join(dirs[name], f.Name()))
@@ -263,17 +264,8 @@ func licenses(b *builder, programs []*program) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// isLicense reports whether a file with this name contains a license, or what a license demands to be
-// passed on.
-func isLicense(name string) bool {
-	name = strings.ToUpper(name)
-	for _, prefix := range []string{"LICENSE", "LICENCE", "COPYING", "NOTICE", "PATENTS"} {
-		if strings.HasPrefix(name, prefix) && !strings.HasSuffix(name, ".GO") {
-			return true
-		}
-	}
-	return false
-}
+// licenseFile matches the names of files with a license, or with what a license demands to be passed on.
+var licenseFile = regexp.MustCompile(`(?i)^(LICEN[CS]E|COPYING|NOTICE|PATENTS)(\W|$)`)
 
 // ours reports whether a module is one of Stile's.
 func ours(module string) bool {

@@ -252,7 +252,7 @@ mount --bind /proc "$1/proc"
 umask 0007
 root=$1 user=$2
 shift 2
-exec env -i HOME=/nonexistent chroot --userspec="$user" --groups= "$root" /usr/bin/stile "$@"`
+exec env -i PATH="$PATH" HOME=/nonexistent chroot --userspec="$user" --groups= "$root" /usr/bin/stile "$@"`
 	user := fmt.Sprintf("%d:%d", uid, s.uid)
 	cmd := exec.CommandContext(t.Context(), "unshare", append([]string{"--net", "--mount", "sh", "-c", script, "sh", s.root, user}, args...)...)
 	cmd.Dir = "/"

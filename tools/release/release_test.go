@@ -153,7 +153,7 @@ func buildRedisProgram(t *testing.T, r *release) {
 			t.Fatal(err)
 		}
 	}
-	run(t, dir, b.env, "go", "build", "-mod=mod", ".")
+	run(t, dir, b.env, "go", "build", "-trimpath", "-mod=mod", ".") // -trimpath as in the packages, to reuse what was compiled
 	all := strings.Split(run(t, dir, b.env, "go", "list", "-m", "all"), "\n")
 	for _, path := range []string{stile, stile + "/store/redisstore"} {
 		if !slices.Contains(all, path+" "+version) {
