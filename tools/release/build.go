@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/mod/module"
@@ -108,7 +109,7 @@ func (b *builder) run(dir string, p platform, args ...string) ([]byte, error) {
 	cmd := exec.Command("go", args...)
 	var stderr strings.Builder
 	cmd.Dir, cmd.Stderr = dir, &stderr
-	cmd.Env = append(b.env[:len(b.env):len(b.env)], "GOOS="+p.os, "GOARCH="+p.arch)
+	cmd.Env = append(slices.Clip(b.env), "GOOS="+p.os, "GOARCH="+p.arch)
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go %s for %s: %w: %s", strings.Join(args, " "), p, err, strings.TrimSpace(stderr.String()))

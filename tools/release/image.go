@@ -5,7 +5,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -125,19 +124,16 @@ func (p *product) platformImage(program *program) (v1.Image, error) {
 
 // readTree returns the files and directories below dir.
 func readTree(dir string) ([]item, error) {
+	tree := os.DirFS(dir)
 	var items []item
-	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || name == dir {
+	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || name == "." {
 			return err
 		}
-		rel, err := filepath.Rel(dir, name)
-		if err != nil {
-			return err
-		}
-		i := item{name: filepath.ToSlash(rel), mode: 0o644}
+		i := item{name: name, mode: 0o644}
 		if d.IsDir() {
 			i.mode = fs.ModeDir | 0o755
-		} else if i.data, err = os.ReadFile(name); err != nil {
+		} else if i.data, err = fs.ReadFile(tree, name); err != nil {
 			return err
 		}
 		items = append(items, i)

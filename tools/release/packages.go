@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -93,13 +94,8 @@ func (r *release) writePackages() (err error) {
 // writeFiles writes files and their checksums into dir.
 func (r *release) writeFiles(dir string, files map[string][]byte) error {
 	var sums bytes.Buffer
-	names := make([]string, 0, len(files))
-	for name := range files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	fmt.Fprintf(r.out, "%s has these packages:\n", dir)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(files[name]), name)
 		fmt.Fprintf(r.out, "\t%s\n", name)
 		if err := os.WriteFile(filepath.Join(dir, name), files[name], 0o644); err != nil {
@@ -235,12 +231,7 @@ func licenses(b *builder, programs []*program) ([]byte, error) {
 	}
 	var text bytes.Buffer
 	text.WriteString("Stile's programs contain Go and these modules, with these licenses.\n")
-	names := make([]string, 0, len(dirs))
-	for name := range dirs {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(dirs)) {
 		files, err := os.ReadDir(dirs[name])
 		if err != nil {
 			return nil, err
