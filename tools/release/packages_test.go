@@ -182,10 +182,15 @@ func (s *scratch) checkManPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	day, err := git(".", "show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%d")
+	committed, err := git(".", "show", "-s", "--format=%ct")
 	if err != nil {
 		t.Fatal(err)
 	}
+	seconds, err := strconv.ParseInt(committed, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	day := time.Unix(seconds, 0).UTC().Format(time.DateOnly)
 	title := fmt.Sprintf(`.TH "STILE\-RUN" "1" "%s" "stile %s" "Stile"`, day, strings.ReplaceAll(version, "-", `\-`))
 	if !bytes.HasPrefix(text, []byte(title+"\n")) {
 		t.Errorf("man page: got %.100q…, want it to begin with %q", text, title)
