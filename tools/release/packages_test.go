@@ -210,8 +210,8 @@ func (s *scratch) checkCompletions(t *testing.T) {
 	}
 }
 
-// checkUnit checks the unit of the service. Its exposure is below 2 of 10, which systemd-analyze calls
-// OK; without the restrictions it is above 9.
+// checkUnit checks the unit of the service. By the measure of systemd-analyze its exposure is below 2 of 10;
+// without the restrictions it is above 9.
 func (s *scratch) checkUnit(t *testing.T) {
 	t.Helper()
 	const exec = "\nExecStart=/usr/bin/stile "
