@@ -85,7 +85,8 @@ func (p *product) installed(program *program) ([]item, error) {
 		return nil, err
 	}
 	copyright := "Stile is licensed under the Apache License 2.0: /usr/share/common-licenses/Apache-2.0\n" +
-		"Its source is at " + homepage + "\n\n" + string(p.licenses)
+		"Its source is at " + homepage + "\n" +
+		"The program contains modules of others, with the licenses in LICENSES-OF-MODULES.gz beside this file.\n"
 	items := []item{
 		{name: "/usr/bin/stile", mode: 0o755, data: program.data},
 		{name: "/usr/lib/systemd/system/stile.service", data: unit},
@@ -93,7 +94,10 @@ func (p *product) installed(program *program) ([]item, error) {
 		{name: "/etc/stile/stile.yaml", data: config},
 		{name: "/usr/share/doc/stile/copyright", data: []byte(copyright)},
 	}
-	compressed := []item{{name: "/usr/share/doc/stile/changelog", data: changes}}
+	compressed := []item{
+		{name: "/usr/share/doc/stile/CHANGELOG.md", data: changes},
+		{name: "/usr/share/doc/stile/LICENSES-OF-MODULES", data: p.licenses},
+	}
 	for _, page := range p.man {
 		compressed = append(compressed, item{name: "/usr/share/man/man1/" + page.name, data: page.data})
 	}
