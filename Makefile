@@ -62,7 +62,7 @@ servers: $(BIN)/etcd $(BIN)/etcdctl
 tool = cd $(<D) && GOGC=off GOMEMLIMIT=1GiB GOWORK=off go build -o $@
 $(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
 $(BIN)/gotestsum: tools/gotestsum/go.mod tools/gotestsum/go.sum
-$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/prose $(BIN)/release: tools/go.mod tools/go.sum
+$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/prose: tools/go.mod tools/go.sum
 $(BIN)/etcd:          ; $(tool) go.etcd.io/etcd/server/v3
 $(BIN)/etcdctl:       ; $(tool) go.etcd.io/etcd/etcdctl/v3
 $(BIN)/gotestsum:     ; $(tool) gotest.tools/gotestsum
@@ -72,8 +72,6 @@ $(BIN)/typecheck:     ; $(tool) ./typecheck
 $(BIN)/typecheck: tools/typecheck/main.go
 $(BIN)/prose:         ; $(tool) ./prose
 $(BIN)/prose: tools/prose/main.go tools/prose/phrases.txt
-$(BIN)/release:       ; $(tool) ./release
-$(BIN)/release: tools/release/main.go
 
 .PHONY: fmt
 fmt: $(BIN)/gofumpt ## check the formatting (.bin/gofumpt -w . repairs it)
@@ -86,7 +84,7 @@ vet: ## run go vet
 	$(each_module) $(rare_gc) GOWORK=off go vet ./...; done
 
 .PHONY: lint
-lint: MODULES += $(BESIDE) tools
+lint: MODULES += $(BESIDE) tools tools/release
 lint: $(BIN)/golangci-lint ## run golangci-lint
 	$(each_module) $(rare_gc) GOWORK=off $(BIN)/golangci-lint run ./...; done
 
@@ -96,7 +94,7 @@ prose: $(BIN)/prose ## check documentation, comments and messages: spelling, lin
 	cd tools && GOWORK=off go test ./prose
 
 .PHONY: tidy
-tidy: MODULES += $(BESIDE) tools tools/etcd tools/gotestsum
+tidy: MODULES += $(BESIDE) tools tools/etcd tools/gotestsum tools/release
 tidy: ## check that every go.mod and go.sum is tidy
 	$(each_module) GOWORK=off go mod tidy -diff; done
 
@@ -118,15 +116,18 @@ cross: ## build for the other systems, before a release (everyday check: types, 
 # other by directories, which a release must not. So a release is a separate commit, on no branch, in which the modules require
 # each other's released version. It has a tag for each module: v0.1.0, store/redisstore/v0.1.0 and so on. All tags are pushed
 # at once.
+#
+# The packages of the command are built from these modules: archives, .deb, an image, SBOMs and checksums. Only Linux can make
+# them. The same commit, version and Go version give the same bytes.
 VERSION ?=
 TAG     ?=
 .PHONY: release
-release: $(BIN)/release ## write release VERSION=v0.1.0 to a module proxy in .bin/proxy and print its tags; TAG=yes sets them
-	@$(BIN)/release $(if $(filter yes,$(TAG)),-tag) -proxy $(BIN)/proxy -version '$(VERSION)' $(MODULES)
+release: ## write modules and packages of release VERSION=v0.1.0 to .bin/release and print its tags; TAG=yes sets them
+	@cd tools/release && GOWORK=off go run . $(if $(filter yes,$(TAG)),-tag) -dir $(BIN)/release -version '$(VERSION)' $(MODULES)
 
 .PHONY: release-check
-release-check: ## install the command and build a program from a release of the last commit
-	cd tools && GOWORK=off go test -count=1 ./release
+release-check: servers ## release the last commit for one platform, twice; install the package, build a program
+	cd tools/release && GOWORK=off go test -count=1 -timeout=30m .
 
 STORE   ?= etcd
 CONTEST ?=

@@ -10,7 +10,6 @@ tool (
 require (
 	github.com/golangci/misspell v0.8.0
 	github.com/yuin/goldmark v1.8.7
-	golang.org/x/mod v0.42.0
 	golang.org/x/tools v0.52.0
 )
 
@@ -214,6 +213,7 @@ require (
 	go.yaml.in/yaml/v2 v2.4.3 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/exp/typeparams v0.0.0-20260811152304-ee035b5b010f // indirect
+	golang.org/x/mod v0.42.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect

@@ -1,42 +1,40 @@
-// Command release makes a release of several modules of this repository, all with the same version,
-// from the last commit.
+// Command release makes a release of Stile from the last commit: its modules, all with the same
+// version, and packages of the command.
 //
-//	release [-tag] -proxy DIR -version v1.2.3 MODULE…
+//	release [-tag] -dir DIR -version v1.2.3 MODULE…
 //
 // A MODULE is a directory. In the repository the modules have no versions of each other and replace
 // each other by directories. The go command refuses to install such modules. The release is made in
 // a clone, in which the modules require each other in the released version and replace nothing. It
-// is written below DIR as module zips, so that DIR serves as a module proxy with
-// GOPROXY=file://DIR.
+// is written below DIR/proxy as module zips, so that it serves as a module proxy with
+// GOPROXY=file://DIR/proxy.
+//
+// The command is then installed from this proxy, as a user would install it, for each platform. The
+// packages are in DIR/VERSION: archives, Debian packages, an image, lists of what the programs
+// contain, and the checksums of all. They depend on nothing but the commit, the version and the
+// version of Go: a second run writes the same bytes.
 //
 // With -tag, the release is also committed, on no branch, and the commit gets a tag for each
 // module. Nothing is pushed.
 package main
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strings"
 
-	"golang.org/x/mod/modfile"
-	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
-	"golang.org/x/mod/sumdb/dirhash"
-	"golang.org/x/mod/zip"
 )
 
 func main() {
-	r := release{repo: ".", out: os.Stdout}
+	r := release{repo: ".", platforms: allPlatforms, out: os.Stdout}
 	tag := flag.Bool("tag", false, "commit and tag the release")
-	flag.StringVar(&r.proxy, "proxy", "", "`directory` to write the module zips to")
+	flag.StringVar(&r.dir, "dir", "", "`directory` to write the release to")
 	flag.StringVar(&r.version, "version", "", "`version` to release all modules as")
 	flag.Parse()
 	if err := r.run(flag.Args(), *tag); err != nil {
@@ -46,39 +44,27 @@ func main() {
 }
 
 type release struct {
-	repo    string // a directory in the checkout
-	version string
-	proxy   string
-	out     io.Writer
+	repo      string // a directory in the checkout
+	version   string
+	dir       string
+	platforms []platform // to package the command for; if there are none, only the modules are released
+	out       io.Writer
 
 	clone   string
 	modules map[string]*releasedModule // by module path
 }
 
-// releasedModule is one module of the release.
-type releasedModule struct {
-	dir  string // in the repository, with slashes; "" is the root
-	path string
-	file *modfile.File
-	sums []string // its lines for go.sum; set by pack
-}
-
-// tag returns the git tag of the module's version.
-func (m *releasedModule) tag(version string) string {
-	if m.dir == "" {
-		return version
-	}
-	return m.dir + "/" + version
-}
+// proxy returns the directory of the module proxy.
+func (r *release) proxy() string { return filepath.Join(r.dir, "proxy") }
 
 func (r *release) run(dirs []string, tag bool) (err error) {
-	if r.proxy == "" || len(dirs) == 0 || semver.Canonical(r.version) != r.version {
-		return fmt.Errorf("invalid arguments: give -proxy, -version as in v1.2.3 (got %q), and the directories of the modules", r.version)
+	if r.dir == "" || len(dirs) == 0 || semver.Canonical(r.version) != r.version {
+		return fmt.Errorf("invalid arguments: give -dir, -version as in v1.2.3 (got %q), and the directories of the modules", r.version)
 	}
 	if major := semver.Major(r.version); major != "v0" && major != "v1" {
 		return fmt.Errorf("cannot release version %s: the modules' paths would have to end with /%s", r.version, major)
 	}
-	if r.proxy, err = filepath.Abs(r.proxy); err != nil {
+	if r.dir, err = filepath.Abs(r.dir); err != nil {
 		return err
 	}
 	if changes, err := git(r.repo, "status", "--porcelain"); err != nil {
@@ -93,6 +79,9 @@ func (r *release) run(dirs []string, tag bool) (err error) {
 	if err := r.checkOut(); err != nil {
 		return err
 	}
+	if err := r.checkChangelog(tag); err != nil {
+		return err
+	}
 	if err := r.read(dirs); err != nil {
 		return err
 	}
@@ -100,248 +89,42 @@ func (r *release) run(dirs []string, tag bool) (err error) {
 	if err != nil {
 		return err
 	}
+	if tag {
+		if err := r.checkTags(order); err != nil {
+			return err
+		}
+	}
 	for _, m := range order {
 		if err := r.pack(m); err != nil {
 			return fmt.Errorf("%s: %w", m.path, err)
 		}
 	}
+	if len(r.platforms) > 0 {
+		if err := r.writePackages(); err != nil {
+			return err
+		}
+	}
 	return r.finish(order, tag)
 }
 
-// checkOut makes the clone, which shares the repository's objects. It does not use git clone, which
-// refuses a repository that belongs to another user, as a checkout in CI may.
-func (r *release) checkOut() error {
-	objects, err := git(r.repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-	if err != nil {
-		return err
-	}
-	head, err := git(r.repo, "rev-parse", "HEAD")
-	if err != nil {
-		return err
-	}
-	if _, err := git(r.clone, "init", "-q"); err != nil {
-		return err
-	}
-	alternates := filepath.Join(r.clone, ".git", "objects", "info", "alternates")
-	if err := os.WriteFile(alternates, []byte(objects+"\n"), 0o600); err != nil {
-		return err
-	}
-	_, err = git(r.clone, "reset", "-q", "--hard", head)
-	return err
-}
-
-// read parses the modules' go.mod files.
-func (r *release) read(dirs []string) error {
-	r.modules = make(map[string]*releasedModule)
-	for _, dir := range dirs {
-		m := &releasedModule{dir: strings.TrimPrefix(filepath.ToSlash(filepath.Clean(dir)), ".")}
-		name := filepath.Join(r.clone, m.dir, "go.mod")
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		if m.file, err = modfile.Parse(name, text, nil); err != nil {
-			return err
-		}
-		m.path = m.file.Module.Mod.Path
-		r.modules[m.path] = m
-	}
-	return nil
-}
-
-// order sorts the modules so that each comes after the modules it requires, because its go.sum has
-// their checksums.
-func (r *release) order() ([]*releasedModule, error) {
-	var order []*releasedModule
-	remaining := slices.Sorted(maps.Keys(r.modules))
-	for len(remaining) > 0 {
-		i := slices.IndexFunc(remaining, func(path string) bool {
-			return !slices.ContainsFunc(r.modules[path].file.Require, func(q *modfile.Require) bool {
-				return slices.Contains(remaining, q.Mod.Path)
-			})
-		})
-		if i < 0 {
-			return nil, fmt.Errorf("modules require each other in a cycle: %q", remaining)
-		}
-		order = append(order, r.modules[remaining[i]])
-		remaining = slices.Delete(remaining, i, i+1)
-	}
-	return order, nil
-}
-
-// pack writes the module's go.mod and go.sum for the release, and adds the module to the proxy.
-func (r *release) pack(m *releasedModule) error {
-	mod, err := r.pin(m)
-	if err != nil {
-		return err
-	}
-	if _, err := git(r.clone, "add", "--all"); err != nil {
-		return err
-	}
-	tree, err := git(r.clone, "write-tree")
-	if err != nil {
-		return err
-	}
-	committed, err := git(r.clone, "show", "-s", "--format=%cI")
-	if err != nil {
-		return err
-	}
-	escaped, err := module.EscapePath(m.path)
-	if err != nil {
-		return err
-	}
-	dir := filepath.Join(r.proxy, filepath.FromSlash(escaped), "@v")
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	var packed bytes.Buffer
-	if err := zip.CreateFromVCS(&packed, module.Version{Path: m.path, Version: r.version}, r.clone, tree, m.dir); err != nil {
-		return err
-	}
-	base := filepath.Join(dir, r.version)
-	for name, text := range map[string][]byte{
-		base + ".zip":  packed.Bytes(),
-		base + ".mod":  mod,
-		base + ".info": fmt.Appendf(nil, "{\"Version\": %q, \"Time\": %q}\n", r.version, committed),
-	} {
-		if err := os.WriteFile(name, text, 0o644); err != nil {
-			return err
-		}
-	}
-	if err := writeList(dir); err != nil {
-		return err
-	}
-	zipHash, err := dirhash.HashZip(base+".zip", dirhash.Hash1)
-	if err != nil {
-		return err
-	}
-	modHash, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(mod)), nil
-	})
-	if err != nil {
-		return err
-	}
-	m.sums = []string{
-		fmt.Sprintf("%s %s %s", m.path, r.version, zipHash),
-		fmt.Sprintf("%s %s/go.mod %s", m.path, r.version, modHash),
-	}
-	return nil
-}
-
-// writeList writes the proxy's list of a module's versions.
-func writeList(dir string) error {
-	infos, err := filepath.Glob(filepath.Join(dir, "*.info"))
-	if err != nil {
-		return err
-	}
-	var versions strings.Builder
-	for _, name := range infos {
-		fmt.Fprintln(&versions, strings.TrimSuffix(filepath.Base(name), ".info"))
-	}
-	return os.WriteFile(filepath.Join(dir, "list"), []byte(versions.String()), 0o644)
-}
-
-// pin makes the module require the other modules in the released version. It returns the new
-// go.mod.
-func (r *release) pin(m *releasedModule) ([]byte, error) {
-	var sums []string
-	for _, q := range m.file.Require {
-		other := r.modules[q.Mod.Path]
-		if other == nil {
-			continue
-		}
-		if err := errors.Join(m.file.AddRequire(other.path, r.version), m.file.DropReplace(other.path, "")); err != nil {
-			return nil, err
-		}
-		sums = append(sums, other.sums...)
-	}
-	for _, other := range m.file.Replace {
-		if other.Old.Path != "" { // a dropped replacement is empty
-			return nil, fmt.Errorf("go.mod replaces %s: the go command could not install it", other.Old.Path)
-		}
-	}
-	m.file.Cleanup()
-	mod, err := m.file.Format()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(r.clone, m.dir, "go.mod"), mod, 0o644); err != nil {
-		return nil, err
-	}
-	if len(sums) == 0 {
-		return mod, nil
-	}
-	name := filepath.Join(r.clone, m.dir, "go.sum")
-	text, err := os.ReadFile(name)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	for line := range strings.Lines(string(text)) {
-		sums = append(sums, strings.TrimSuffix(line, "\n"))
-	}
-	slices.Sort(sums)
-	return mod, os.WriteFile(name, []byte(strings.Join(sums, "\n")+"\n"), 0o644)
-}
-
-// finish tags the modules, or prints the tags that it would set.
-func (r *release) finish(order []*releasedModule, tag bool) error {
-	var tags []string
-	fmt.Fprintf(r.out, "GOPROXY=file://%s has these modules, in the order of their requirements:\n", r.proxy)
-	for _, m := range order {
-		tags = append(tags, m.tag(r.version))
-		fmt.Fprintf(r.out, "\t%s@%s\ttag %s\n", m.path, r.version, m.tag(r.version))
-	}
-	push := "git push --atomic origin " + strings.Join(tags, " ")
-	if !tag {
-		fmt.Fprintf(r.out, "Nothing was committed or tagged. With TAG=yes the tags are set on one commit, which is on no branch. To publish them then:\n\t%s\n", push)
+// checkChangelog checks that the changelog says what the version contains. Versions such as
+// v1.2.3-rc.1 need no section.
+func (r *release) checkChangelog(tag bool) error {
+	if semver.Prerelease(r.version) != "" {
 		return nil
 	}
-	for _, t := range tags {
-		if _, err := git(r.repo, "rev-parse", "-q", "--verify", "refs/tags/"+t); err == nil {
-			return fmt.Errorf("tag %s already exists", t)
-		}
-	}
-	commit, err := r.commit()
+	text, err := os.ReadFile(filepath.Join(r.clone, "CHANGELOG.md"))
 	if err != nil {
 		return err
 	}
-	for _, t := range tags {
-		if _, err := git(r.repo, "tag", "-a", "-m", "Release "+r.version, t, commit); err != nil {
-			return err
-		}
+	number := strings.TrimPrefix(r.version, "v")
+	if regexp.MustCompile(`(?m)^## ` + regexp.QuoteMeta(number) + ` - \d{4}-\d\d-\d\d$`).Match(text) {
+		return nil
 	}
-	fmt.Fprintf(r.out, "The tags are set on commit %s. To publish them:\n\t%s\n", commit, push)
+	missing := fmt.Sprintf("CHANGELOG.md has no section \"## %s - YEAR-MONTH-DAY\"", number)
+	if tag {
+		return errors.New(missing)
+	}
+	fmt.Fprintf(r.out, "warning: %s: it cannot be tagged yet\n", missing)
 	return nil
-}
-
-// commit commits the release in the clone and fetches the commit into the repository. The files and
-// branches of the checkout stay unchanged.
-func (r *release) commit() (string, error) {
-	name, _ := git(r.repo, "config", "user.name") // if there is none, git commit reports it
-	email, _ := git(r.repo, "config", "user.email")
-	const branch = "release"
-	for _, args := range [][]string{
-		{"checkout", "-q", "-b", branch},
-		{"-c", "user.name=" + name, "-c", "user.email=" + email, "commit", "-q", "-m", "Release " + r.version},
-	} {
-		if _, err := git(r.clone, args...); err != nil {
-			return "", err
-		}
-	}
-	if _, err := git(r.repo, "fetch", "-q", "--no-write-fetch-head", "--no-tags", r.clone, branch); err != nil {
-		return "", err
-	}
-	return git(r.clone, "rev-parse", branch)
-}
-
-// git runs git in a directory and returns its output, trimmed.
-func git(dir string, args ...string) (string, error) {
-	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
-	var stderr strings.Builder
-	cmd.Dir, cmd.Stderr = dir, &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
-	}
-	return strings.TrimSpace(string(out)), nil
 }

@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -209,9 +211,13 @@ func (p *page) seeAlso(root, cmd *cobra.Command) {
 	p.line("%s", strings.Join(others, " ,\n"))
 }
 
-// released returns the day of the commit that the program was built from; "" if the Go tool did not
-// record it.
+// released returns the day that the pages bear: of SOURCE_DATE_EPOCH, with which packagers build
+// reproducibly (https://reproducible-builds.org/specs/source-date-epoch/), or else of the commit that
+// the program was built from; "" if the Go tool did not record it.
 func released() string {
+	if seconds, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64); err == nil {
+		return time.Unix(seconds, 0).UTC().Format(time.DateOnly)
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, setting := range info.Settings {
 			if setting.Key == "vcs.time" {
