@@ -101,10 +101,7 @@ func TestCron(t *testing.T) {
 
 func TestCron_unitsAreValid(t *testing.T) {
 	t.Parallel()
-	analyze, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("SKIPPED, NOT TESTED: examples/cron: this test needs systemd-analyze")
-	}
+	require(t, "systemd-analyze")
 	s := newSite(t)
 	s.script("nightly-report", "")
 	programs := strings.NewReplacer("/usr/local/bin/stile", filepath.Join(bin, "stile"), "/usr/local/bin/nightly-report", s.path("bin", "nightly-report"))
@@ -119,7 +116,7 @@ func TestCron_unitsAreValid(t *testing.T) {
 		}
 		files = append(files, s.path(name))
 	}
-	verify := exec.Command(analyze, append([]string{"verify"}, files...)...)
+	verify := exec.Command("systemd-analyze", append([]string{"verify"}, files...)...)
 	if out, err := verify.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v: %s", err, out)
 	}

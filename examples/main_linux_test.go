@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 		if err := build.Run(); err != nil {
 			panic(err)
 		}
+		os.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 		stop, err := serve(filepath.Join(dir, "data"))
 		if err != nil {
 			panic(err)
@@ -64,7 +65,7 @@ func inMemory() string {
 
 // serve starts a stile serve and waits until it is ready.
 func serve(data string) (stop func(), err error) {
-	s := exec.Command(filepath.Join(bin, "stile"), "serve", "--listen", "127.0.0.1:0", "--data", data)
+	s := exec.Command("stile", "serve", "--listen", "127.0.0.1:0", "--data", data)
 	s.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := s.StderrPipe()
 	if err != nil {
@@ -100,7 +101,7 @@ type site struct {
 func newSite(t *testing.T) *site {
 	t.Helper()
 	s := &site{t: t, dir: t.TempDir(), url: fmt.Sprintf("%s/site%d", serverURL, sites.Add(1))}
-	s.env = []string{"PATH=" + s.path("bin") + ":" + bin + ":" + os.Getenv("PATH"), "HOME=" + s.dir, "LC_ALL=C", "STILE_URL=" + s.url}
+	s.env = []string{"PATH=" + s.path("bin") + ":" + os.Getenv("PATH"), "HOME=" + s.dir, "LC_ALL=C", "STILE_URL=" + s.url}
 	if err := os.Mkdir(s.path("bin"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -113,6 +114,19 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// require skips the test if a program is not installed. In CI it fails the test instead.
+func require(t *testing.T, program string) {
+	t.Helper()
+	_, err := exec.LookPath(program)
+	switch {
+	case err == nil:
+	case os.Getenv("STILE_TEST_REQUIRE") != "":
+		t.Fatalf("this test needs %s: run make servers", program)
+	default:
+		t.Skipf("SKIPPED, NOT TESTED: this test needs %s: run make servers", program)
+	}
 }
 
 func (s *site) path(elem ...string) string { return filepath.Join(append([]string{s.dir}, elem...)...) }
