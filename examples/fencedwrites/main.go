@@ -100,7 +100,7 @@ func (s *shop) setPrice(ctx context.Context, token uint64, article string, cents
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() // does nothing after Commit
+	defer func() { _ = tx.Rollback() }() // does nothing after Commit
 	// This comes first, so that whatever the transaction reads later is not outdated.
 	if err := s.fence.Check(ctx, tx, "prices/"+article, token); err != nil {
 		return err

@@ -95,6 +95,7 @@ func limited(ctx context.Context, api *stile.Semaphore, f func(ctx context.Conte
 	return api.Do(ctx, func(held context.Context, h *stile.Hold) error {
 		began := time.Now()
 		err := f(held)
+		// With ctx: the context held ends as soon as the release begins.
 		return errors.Join(err, h.ReleaseAfter(ctx, period-time.Since(began)))
 	})
 }

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store/memstore"
+	"github.com/stilelock/stile/storeurl"
 )
 
 // calls records when calls of the API begin, and how many are under way.
@@ -108,6 +110,36 @@ func TestPool_usesTheLimit(t *testing.T) {
 			t.Errorf("%d calls began within %v, want %v", len(all.began), took, 9*period)
 		}
 	})
+}
+
+// On a real server slots stay closed, too, and all are released.
+func TestPool_redis(t *testing.T) {
+	conn, err := storeurl.Open(t.Context(), "redis://"+testservers.StartRedis(t).Addr(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client, err := stile.New(conn.Store, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(t.Context())
+	var all calls
+	start := time.Now()
+	err = work(t.Context(), client, strings.NewReader("1\n2\n3\n4\n5\n6\n7\n"), func(_ context.Context, job string) error {
+		all.call(job, 0)
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if len(all.began) != 7 {
+		t.Fatalf("got %d calls, want 7", len(all.began))
+	}
+	// With three slots the seventh call is in the third period. The server counts in milliseconds.
+	if took := time.Since(start); took < 2*period-10*time.Millisecond {
+		t.Errorf("7 calls took %v, want at least %v", took, 2*period)
+	}
 }
 
 // A call that fails is reported, and takes a slot for no longer than others.
