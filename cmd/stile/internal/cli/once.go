@@ -10,8 +10,8 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
-	"github.com/stilelock/stile/cmd/stile/internal/history"
 	"github.com/stilelock/stile/cmd/stile/internal/supervise"
+	"github.com/stilelock/stile/internal/history"
 )
 
 // once is one call of the verb.

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stilelock/stile"
-	"github.com/stilelock/stile/cmd/stile/internal/history"
+	"github.com/stilelock/stile/internal/history"
 )
 
 func newShow(stdio Stdio) *cobra.Command {

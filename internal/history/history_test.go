@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stilelock/stile/cmd/stile/internal/history"
+	"github.com/stilelock/stile/internal/history"
 )
 
 const day = 24 * time.Hour

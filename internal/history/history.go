@@ -1,6 +1,6 @@
 // Package history decides whether a job has to run again. The history of a lock's name is its record in
 // the store: for each key, the last success and the last failure of a command. Only a holder of the lock
-// writes it, and reads it before.
+// writes it, and reads it before. stile once and the adapters for cron libraries write it.
 package history
 
 import (
