@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # The modules that users import or install, and the other modules. Each is checked by itself and without the workspace, so
 # with the versions that its users get.
 MODULES := . adapters/stilecertmagic adapters/stilecron adapters/stilegocron adapters/stilegoose adapters/stilemigrate guard/s3guard store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
-BESIDE  := examples examples/migration lab
+BESIDE  := examples examples/leader examples/migration lab
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN      := $(CURDIR)/.bin
@@ -104,7 +104,7 @@ types: $(BIN)/typecheck ## type-check all code, including tests, for the other s
 		echo "$$m for $$os"; GOOS=$$os $(rare_gc) GOWORK=off $(BIN)/typecheck ./...; done; done
 
 .PHONY: examples
-examples: ## run examples/
+examples: servers ## run examples/, with real servers
 	tools/run-examples
 
 .PHONY: cross

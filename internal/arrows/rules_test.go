@@ -109,7 +109,7 @@ var rules = []rule{
 	},
 	{
 		packages: []string{stile + "/..."},
-		except:   []string{stile + "/cmd/...", stile + "/lab/..."},
+		except:   []string{stile + "/cmd/...", stile + "/lab/...", stile + "/examples/leader"}, // asynq uses github.com/spf13/cast
 		forbidden: []string{
 			stile + "/cmd/...", stile + "/lab/...", "go.etcd.io/etcd/server/...", "go.etcd.io/bbolt/...",
 			"github.com/prometheus/...", "github.com/spf13/...",
