@@ -86,8 +86,9 @@ func TestDoctor_redis(t *testing.T) {
 func TestDoctor_storeDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	d := m.doctor(125, "--url", "etcd://127.0.0.1:1")
-	if !strings.Contains(d.Error, "connection refused") {
+	c := m.stile("doctor", "-o", "json", "--url", "etcd://127.0.0.1:1")
+	c.expectExit(125, "connection refused")
+	if d := decodeJSON[diagnosis](t, c.stdout.Bytes()); !strings.Contains(d.Error, "connection refused") || len(d.Findings) == 0 {
 		t.Errorf("got %+v", d)
 	}
 	m.stile("doctor", "--ttl", "0").expectExit(125, "--ttl 0s: want a TTL")
