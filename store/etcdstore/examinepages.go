@@ -106,7 +106,8 @@ func (s samples) quantile(name string, q float64) (bound, n float64) {
 
 // examineFsync judges the member's disk. A member writes each change to disk before it counts.
 func (x *examination) examineFsync(endpoint string, metrics samples) {
-	const id, fewest = "etcd-fsync", 100
+	const id = "etcd-fsync"
+	const fewest = 100
 	seconds, n := metrics.quantile("etcd_disk_wal_fsync_duration_seconds", 0.99)
 	limit := x.store.limits.fsync
 	switch {
@@ -128,7 +129,8 @@ func (x *examination) examineFsync(endpoint string, metrics samples) {
 
 // examineLeaderChanges judges how often the leader changes. The member's own clock tells how long it has run.
 func (x *examination) examineLeaderChanges(endpoint string, metrics samples, now time.Time) {
-	const id, fewest = "etcd-leader", 4
+	const id = "etcd-leader"
+	const fewest = 4
 	changes, known := metrics.value("etcd_server_leader_changes_seen_total")
 	start, _ := metrics.value("process_start_time_seconds")
 	if !known || start == 0 || now.IsZero() {
