@@ -83,13 +83,29 @@ func TestDoctor_redis(t *testing.T) {
 	}
 }
 
+// The other stores, by their URLs.
+func TestDoctor_stores(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	d := m.doctor(0, "--url", shared(t).url)
+	d.expectFinding(t, "etcd-alarm", "fine", "no alarm")
+
+	masters := testservers.StartRedisServers(t, 3, "appendonly yes", "appendfsync always")
+	addrs := masters[0].Addr() + "," + masters[1].Addr() + "," + masters[2].Addr()
+	m.doctor(0, "--url", "redlock://"+addrs).expectFinding(t, "redlock-quorum", "fine", "all 3 masters")
+
+	z := testservers.StartZooKeeper(t)
+	d = m.doctor(1, "--url", "zk://"+z.Endpoint(), "--ttl", "0.3")
+	d.expectFinding(t, "zk-tick", "risk", "less than four ticks of 100ms")
+}
+
 func TestDoctor_storeDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	c := m.stile("doctor", "-o", "json", "--url", "etcd://127.0.0.1:1")
 	c.expectExit(125, "connection refused")
-	if d := decodeJSON[diagnosis](t, c.stdout.Bytes()); !strings.Contains(d.Error, "connection refused") || len(d.Findings) == 0 {
-		t.Errorf("got %+v", d)
+	if d := decodeJSON[diagnosis](t, c.stdout.Bytes()); !strings.Contains(d.Error, "connection refused") || d.Findings == nil {
+		t.Errorf("got %+v, want the error, and an array of findings", d)
 	}
 	m.stile("doctor", "--ttl", "0").expectExit(125, "--ttl 0s: want a TTL")
 }
@@ -124,6 +140,8 @@ func TestDoctor_localServer(t *testing.T) {
 	d := m.doctor(0)
 	d.expectFinding(t, "local-server", "fine", "runs (pid ")
 	d.expectFinding(t, "url-secret", "fine", "")
+	d.expectFinding(t, "etcd-fsync", "fine", "")
+	d.expectFinding(t, "etcd-rights", "fine", "may read and write")
 	if d.Store != "local:" {
 		t.Errorf("got the store %q", d.Store)
 	}

@@ -21,9 +21,6 @@ var _ store.Examiner = (*Store)(nil)
 // clockInterval is the time between the two readings by which the rate of a server's clock is measured.
 const clockInterval = time.Second
 
-// maxClockOffset is the difference between the clocks of a server and this machine that needs attention.
-const maxClockOffset = time.Second
-
 // Examine implements [store.Examiner]. It examines the server, or every master of a cluster.
 func (s *Store) Examine(ctx context.Context, ttl time.Duration) ([]store.Finding, error) {
 	var found examine.Findings
@@ -38,9 +35,7 @@ func (s *Store) Examine(ctx context.Context, ttl time.Duration) ([]store.Finding
 			return nil, s.wrapErr("examine", attempts.WithContextErr(ctx, ctx.Err()))
 		case e != nil:
 			err = e
-			f := examine.Attention("redis-answer", "the server does not answer: %v", e)
-			f.Advice = "start it, or repair the network; nothing else was examined there"
-			found.Add(addr, f)
+			found.Add(addr, redisinfo.NoAnswer(e))
 			continue
 		}
 		answered++
@@ -83,9 +78,7 @@ func (x *examination) run(ctx context.Context) (isMaster bool, err error) {
 		return false, r.err
 	}
 	if r.err != nil {
-		f := examine.Attention("redis-info", "INFO is not permitted, so version, eviction, memory, persistence and replicas were not examined")
-		f.Advice = "grant +info"
-		x.add(f)
+		x.add(redisinfo.NoInfo())
 		return true, x.examineUser(ctx)
 	}
 	text, err := r.ToString()
@@ -195,28 +188,10 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// harmless returns a request for every command that Stile uses which changes nothing: it reads, it removes
-// what does not exist, or its arguments are wrong. Redis checks the user's rights before it looks at the
-// arguments, so a refusal shows which right is missing. key belongs to no lock and no other data.
-func harmless(key, channel string) map[string][]string {
-	return map[string][]string{
-		"ping": {}, "time": {}, "role": {},
-		"exists": {key}, "get": {key}, "pttl": {key}, "hgetall": {key}, "zcard": {key},
-		"hget": {key, "x"}, "hmget": {key, "x"}, "zrank": {key, "x"}, "zscore": {key, "x"},
-		"zrange": {key, "0", "0"}, "zrangebyscore": {key, "0", "0"}, "scan": {"0", "COUNT", "1"},
-		"del": {key}, "hdel": {key, "x"}, "zrem": {key, "x"}, "zremrangebyscore": {key, "0", "0"},
-		"pexpire": {key, "1"}, "pexpireat": {key, "1"},
-		"set": {key, "", "XX"}, "zadd": {key, "XX", "0", "x"},
-		"hset": {key, "x", "x", "value missing"},
-		"eval": {"return 1", "1", key}, "evalsha": {strings.Repeat("0", 40), "1", key},
-		"publish": {channel, ""},
-	}
-}
-
 // examineRights looks for missing rights, without writing.
 func (x *examination) examineRights(ctx context.Context) error {
 	s := x.store.server
-	commands := harmless(s.keys.prefix+"//stile", s.wakePrefix(0)+x.store.id)
+	commands := redisinfo.Probes(s.keys.prefix+"//stile", s.wakePrefix(0)+x.store.id)
 	if s.cluster {
 		// The channels of a cluster belong to its slots; the first waiter finds out.
 		delete(commands, "publish")
@@ -239,37 +214,25 @@ func (x *examination) examineRights(ctx context.Context) error {
 			full = true
 		}
 	}
-	if full {
-		f := examine.Attention("redis-full", "the server's memory is full: nobody gets a lock until some is free")
-		f.Advice = "raise maxmemory, or delete other data"
+	for _, f := range redisinfo.Rights(missing, full, s.keys.prefix, "Redis") {
 		x.add(f)
 	}
-	if len(missing) == 0 {
-		x.add(examine.Fine("redis-rights", "the user may do all that Stile needs under the prefix %q", s.keys.prefix))
-		return nil
-	}
-	f := examine.Attention("redis-rights", "the user may not use %s, on keys and channels with the prefix %q: locks fail or are late",
-		strings.ToUpper(strings.Join(missing, ", ")), s.keys.prefix)
-	f.Advice = "grant the user what docs/stores.md lists under Redis, Permissions"
-	x.add(f)
 	return nil
 }
 
 // examineClock measures the round trip, the server's clock and its rate.
 func (x *examination) examineClock(ctx context.Context) error {
 	var took []time.Duration
-	read := func() (r examine.Reading, permitted bool, err error) {
+	read := func() (best examine.Reading, permitted bool, err error) {
 		for range 5 {
 			one, permitted, err := x.readClock(ctx)
 			if err != nil || !permitted {
-				return r, permitted, err
+				return best, permitted, err
 			}
 			took = append(took, one.Received.Sub(one.Sent))
-			if r.Sent.IsZero() || took[len(took)-1] < r.Received.Sub(r.Sent) { // the shortest round trip is the most exact
-				r = one
-			}
+			best = redisinfo.Shorter(one, best)
 		}
-		return r, true, nil
+		return best, true, nil
 	}
 	first, permitted, err := read()
 	if err != nil || !permitted { // examineRights has reported that TIME is not permitted
@@ -278,28 +241,20 @@ func (x *examination) examineClock(ctx context.Context) error {
 	if err := x.store.examinePause(ctx, clockInterval); err != nil {
 		return err
 	}
-	last, _, err := read()
-	if err != nil {
+	last, permitted, err := read()
+	if err != nil || !permitted {
 		return err
 	}
-	x.add(examine.RoundTrip("redis-round-trip", took, x.ttl))
-	x.add(examine.ClockRate("redis-clock-rate", first, last))
-	doubt := first.Received.Sub(first.Sent)
-	if ahead := first.Server.Sub(first.Sent.Add(doubt / 2)); ahead.Abs() > maxClockOffset+doubt {
-		f := examine.Attention("redis-clock", "the server's clock and this machine's differ by %v: if it is the server's that is wrong, "+
-			"tokens may go back, or locks end early, after a failover or a loss of data", ahead.Abs().Round(time.Second))
-		f.Promise, f.Advice = "P2", "let NTP correct the clocks of all servers and clients, in no steps"
+	for _, f := range redisinfo.Clock(took, first, last, x.ttl) {
 		x.add(f)
-	} else {
-		x.add(examine.Fine("redis-clock", "the server's clock and this machine's agree to within a second"))
 	}
 	return nil
 }
 
-// readClock asks the server for its time once, and whether the user may ask.
+// readClock asks the server for its time once. If the user may not ask, permitted is false.
 func (x *examination) readClock(ctx context.Context) (r examine.Reading, permitted bool, err error) {
 	answer, err := x.ask(ctx, func(b rueidis.Builder) rueidis.Completed {
-		r.Sent = time.Now()
+		r.Sent = time.Now() // of the attempt that is answered
 		return b.Time().Build()
 	})
 	r.Received = time.Now()
@@ -307,9 +262,9 @@ func (x *examination) readClock(ctx context.Context) (r examine.Reading, permitt
 		return r, false, err
 	}
 	clock, err := answer.strings()
-	if err != nil || len(clock) != 2 {
+	if err != nil {
 		return r, false, err
 	}
-	r.Server = time.Unix(parseInt(clock[0]), parseInt(clock[1])*int64(time.Microsecond))
-	return r, true, nil
+	r.Server, err = redisinfo.Time(clock)
+	return r, err == nil, err
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/redisinfo"
 )
 
 // DropMessages makes the store ignore all published messages, as if they were lost.
@@ -78,4 +79,4 @@ var NotExecuted = notExecuted
 func ReconnectError(reply, err error) error { return &reconnectError{reply, err} }
 
 // Harmless returns the commands by which Examine looks for missing rights.
-func Harmless() map[string][]string { return harmless("key", "channel") }
+func Harmless() map[string][]string { return redisinfo.Probes("key", "channel") }

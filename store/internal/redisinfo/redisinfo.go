@@ -3,6 +3,7 @@
 package redisinfo
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -136,4 +137,96 @@ func (i Info) Lag(ttl time.Duration) store.Finding {
 		return f
 	}
 	return examine.Fine(id, "the replicas keep up with the master")
+}
+
+// Probes returns a request, without its name, for every command that the stores on Redis use which changes
+// nothing: it reads, it removes what does not exist, or its arguments are wrong. Redis checks the user's rights
+// before it looks at the arguments, so a refusal shows which right is missing. key must belong to no lock and
+// no other data, and nobody may listen to channel.
+func Probes(key, channel string) map[string][]string {
+	return map[string][]string{
+		"ping": {}, "time": {}, "role": {},
+		"exists": {key}, "get": {key}, "pttl": {key}, "hgetall": {key}, "zcard": {key},
+		"hget": {key, "x"}, "hmget": {key, "x"}, "zrank": {key, "x"}, "zscore": {key, "x"},
+		"zrange": {key, "0", "0"}, "zrangebyscore": {key, "0", "0"}, "scan": {"0", "COUNT", "1"},
+		"del": {key}, "hdel": {key, "x"}, "zrem": {key, "x"}, "zremrangebyscore": {key, "0", "0"},
+		"pexpire": {key, "1"}, "pexpireat": {key, "1"},
+		"set": {key, "", "XX"}, "zadd": {key, "XX", "0", "x"},
+		"hset": {key, "x", "x", "value missing"},
+		"eval": {"return 1", "1", key}, "evalsha": {strings.Repeat("0", 40), "1", key},
+		"publish": {channel, ""},
+	}
+}
+
+// Rights judges which commands the user may not use. full says that a command was refused for lack of memory.
+// section is the part of docs/stores.md that lists the rights.
+func Rights(missing []string, full bool, prefix, section string) []store.Finding {
+	var all []store.Finding
+	if full {
+		f := examine.Attention("redis-full", "the server's memory is full: nobody gets a lock until some is free")
+		f.Advice = "raise maxmemory, or delete other data"
+		all = append(all, f)
+	}
+	if len(missing) == 0 {
+		return append(all, examine.Fine("redis-rights", "the user may do all that Stile needs under the prefix %q", prefix))
+	}
+	f := examine.Attention("redis-rights", "the user may not use %s, on keys and channels with the prefix %q: locks fail or are late",
+		strings.ToUpper(strings.Join(missing, ", ")), prefix)
+	f.Advice = "grant the user what docs/stores.md lists under " + section + ", Permissions"
+	return append(all, f)
+}
+
+// NoInfo is the finding if the user may not send INFO.
+func NoInfo() store.Finding {
+	f := examine.Attention("redis-info", "INFO is not permitted, so version, eviction, memory, persistence and replicas were not examined")
+	f.Advice = "grant +info"
+	return f
+}
+
+// NoAnswer is the finding if a server does not answer.
+func NoAnswer(err error) store.Finding {
+	f := examine.Attention("redis-answer", "the server does not answer: %v", err)
+	f.Advice = "start it, or repair the network; nothing else was examined there"
+	return f
+}
+
+// Time is a server's time, from the reply to TIME.
+func Time(reply []string) (time.Time, error) {
+	if len(reply) != 2 {
+		return time.Time{}, fmt.Errorf("unexpected reply to TIME: %q", reply)
+	}
+	seconds, err := strconv.ParseInt(reply[0], 10, 64)
+	micros, e := strconv.ParseInt(reply[1], 10, 64)
+	if err = errors.Join(err, e); err != nil {
+		return time.Time{}, fmt.Errorf("unexpected reply to TIME: %w", err)
+	}
+	return time.Unix(seconds, micros*int64(time.Microsecond)), nil
+}
+
+// Shorter returns the reading that is more exact: that with the shorter round trip.
+func Shorter(a, b examine.Reading) examine.Reading {
+	if b.Sent.IsZero() || !a.Sent.IsZero() && a.Received.Sub(a.Sent) <= b.Received.Sub(b.Sent) {
+		return a
+	}
+	return b
+}
+
+// maxClockOffset is the difference between the clocks of a server and this machine that needs attention.
+const maxClockOffset = time.Second
+
+// Clock judges a server's clock by two readings of it, and its round trips.
+func Clock(took []time.Duration, first, last examine.Reading, ttl time.Duration) []store.Finding {
+	all := []store.Finding{
+		examine.RoundTrip("redis-round-trip", took, ttl),
+		examine.ClockRate("redis-clock-rate", first, last),
+	}
+	doubt := first.Received.Sub(first.Sent)
+	ahead := first.Server.Sub(first.Sent.Add(doubt / 2))
+	if ahead.Abs() <= maxClockOffset+doubt {
+		return append(all, examine.Fine("redis-clock", "the server's clock and this machine's agree to within a second"))
+	}
+	f := examine.Attention("redis-clock", "the server's clock and this machine's differ by %v: if it is the server's that is wrong, "+
+		"tokens may go back, or locks end early, after a failover or a loss of data", ahead.Abs().Round(time.Second))
+	f.Promise, f.Advice = "P2", "let NTP correct the clocks of all servers and clients, in no steps"
+	return append(all, f)
 }
