@@ -102,7 +102,7 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
 	if err != nil {
 		return nil, explain(ctx, t, tlsConfig, err, timeout/5)
 	}
-	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger, Pages: pages(tlsConfig)})
+	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger, Pages: pages(tlsConfig)}) //nolint:bodyclose // the store closes it
 	if err != nil {
 		_ = cli.Close()
 		return nil, err

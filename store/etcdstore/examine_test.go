@@ -101,8 +101,6 @@ func TestExamine_fine(t *testing.T) {
 }
 
 // Versions that have known bugs cannot be had here, so the rule is tested by itself.
-//
-// Promise: P1
 func TestExamine_versions(t *testing.T) {
 	for version, want := range map[string]store.Severity{
 		"3.4.30": store.Risk, "3.5.0": store.Risk, "3.5.12": store.Risk, "3.5.23": store.Risk, "3.6.4": store.Risk, "3.6.5": store.Risk,
@@ -118,7 +116,6 @@ func TestExamine_versions(t *testing.T) {
 	}
 }
 
-// Promise: P1
 func TestExamine_proxy(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
@@ -155,7 +152,6 @@ func (imitation) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, er
 	return &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 7}}, nil
 }
 
-// Promise: P1
 func TestExamine_imitation(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -169,7 +165,6 @@ func TestExamine_imitation(t *testing.T) {
 	expectFinding(t, examined(t, newStore(t, connect(t, l.Addr().String()), "")), "etcd-imitation", store.Risk, "kine")
 }
 
-// Promise: P1
 func TestExamine_twoClusters(t *testing.T) {
 	t.Parallel()
 	cli := connect(t, startEtcd(t).Endpoint(), startEtcd(t).Endpoint())
@@ -365,8 +360,6 @@ func TestExamine_roundTrip(t *testing.T) {
 
 // The clock of a member that is set forward during the examination. The member is real, and the Date of its
 // pages is changed on the way.
-//
-// Promise: P1
 func TestExamine_clockRate(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64

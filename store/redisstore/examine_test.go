@@ -169,8 +169,6 @@ func TestExamine_replica(t *testing.T) {
 }
 
 // A clock that differs by a day, and one that is set forward during the examination.
-//
-// Promise: P1
 func TestExamine_clock(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisWithClock(t)

@@ -66,8 +66,6 @@ func TestExamine(t *testing.T) {
 }
 
 // One server by two addresses.
-//
-// Promise: P1
 func TestExamine_sameServer(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
@@ -77,8 +75,6 @@ func TestExamine_sameServer(t *testing.T) {
 }
 
 // A master with a replica, which is a master of the URL too.
-//
-// Promise: P1
 func TestExamine_replicas(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)

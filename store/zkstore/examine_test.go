@@ -79,9 +79,6 @@ func TestExamine_fine(t *testing.T) {
 }
 
 // Only one version can be had here, so the rule is tested by itself.
-//
-// Promise: P1
-// Promise: P5
 func TestExamine_versions(t *testing.T) {
 	for version, want := range map[string]string{
 		"3.4.10-1, built on x": "older than 3.5.3", "3.5.3": "ZOOKEEPER-2355", "3.5.9": "ZOOKEEPER-3145", "3.7.2": "ZOOKEEPER-4785",
@@ -95,8 +92,6 @@ func TestExamine_versions(t *testing.T) {
 }
 
 // By default servers answer only srvr. The tick is then guessed from the smallest TTL that they grant.
-//
-// Promise: P1
 func TestExamine_ticks(t *testing.T) {
 	t.Parallel()
 	z := testservers.StartZooKeeper(t, "4lw.commands.whitelist=srvr", "tickTime=4000", "minSessionTimeout=8000", "maxSessionTimeout=80000")
@@ -161,8 +156,6 @@ func TestExamine_ensemble(t *testing.T) {
 }
 
 // Servers that know nothing of each other.
-//
-// Promise: P1
 func TestExamine_notOneEnsemble(t *testing.T) {
 	t.Parallel()
 	a, b := server(t), testservers.StartZooKeeper(t)

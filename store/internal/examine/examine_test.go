@@ -101,8 +101,6 @@ func TestRoundTrip(t *testing.T) {
 
 // A promise is at risk if the server's clock runs a tenth faster. What the round trips leave in doubt
 // does not count.
-//
-// Promise: P1
 func TestClockRate(t *testing.T) {
 	begin := time.Now()
 	for _, c := range []struct {

@@ -66,8 +66,7 @@ func (i Info) Eviction() store.Finding {
 	case !limited:
 		return examine.Fine(id, "maxmemory is 0, so that maxmemory-policy %s evicts nothing", policy)
 	}
-	f := examine.Risk(id, "P1", "maxmemory-policy is %s: Redis deletes locks when its memory is full (evicted so far: %d keys)",
-		policy, i.number("evicted_keys"))
+	f := examine.Risk(id, "P1", "maxmemory-policy is %s: Redis deletes locks when its memory is full", policy)
 	f.Advice = "CONFIG SET maxmemory-policy noeviction, also in the configuration file"
 	return f
 }
