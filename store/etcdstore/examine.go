@@ -30,7 +30,7 @@ type examineLimits struct {
 var defaultExamineLimits = examineLimits{fsync: 10 * time.Millisecond, uncompacted: 100_000, quotaPercent: 80}
 
 // examineTimeout bounds the answer of one member, so that one that is down does not delay the others.
-const examineTimeout = 3 * time.Second
+const examineTimeout = 5 * time.Second
 
 // oldestSupported is the oldest version that docs/stores.md allows; bugs has more for the lines after it.
 var oldestSupported = examine.Version{3, 5, 24}

@@ -25,12 +25,10 @@ var _ store.Examiner = (*Store)(nil)
 type examineLimits struct {
 	fsync     time.Duration // average time of a write to disk
 	elections float64       // since the server has started
+	word      time.Duration // how long the reply to a four-letter word may take, which servers give at once
 }
 
-var defaultExamineLimits = examineLimits{fsync: 10 * time.Millisecond, elections: 4}
-
-// wordTimeout bounds the reply to a four-letter word, which servers give at once.
-const wordTimeout = 3 * time.Second
+var defaultExamineLimits = examineLimits{fsync: 10 * time.Millisecond, elections: 4, word: 3 * time.Second}
 
 // defaultSessionTicks is the default of minSessionTimeout, in ticks, and ticksPerTTL the smallest TTL that
 // docs/stores.md allows.
@@ -145,7 +143,7 @@ func fields(text, separator string) map[string]string {
 
 // say sends a four-letter word to a server and returns its reply.
 func (x *examination) say(ctx context.Context, address, word string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, wordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, x.store.limits.word)
 	defer cancel()
 	conn, err := x.store.dial(ctx, "tcp", address)
 	if err != nil {

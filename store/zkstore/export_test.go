@@ -11,6 +11,7 @@ import (
 // store checks for changes without an event. It must be called before the store is used.
 func (s *Store) SetPatience(patience, rarely time.Duration) {
 	s.callTimeout, s.recheckInterval, s.resyncInterval, s.blockerCheckInterval = patience, rarely, rarely, rarely
+	s.limits.word = patience
 }
 
 // SetResync sets how often a watch reports a possible change without an event. It must be called before the
@@ -52,7 +53,7 @@ func Server(se store.Session) string { return se.(*group).first.client.Server() 
 
 // SetExamineLimits sets the limits by which Examine judges.
 func (s *Store) SetExamineLimits(fsync time.Duration, elections float64) {
-	s.limits = examineLimits{fsync, elections}
+	s.limits.fsync, s.limits.elections = fsync, elections
 }
 
 // JudgeVersion returns the finding about a version of ZooKeeper.
