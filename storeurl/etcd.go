@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -101,12 +102,36 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
 	if err != nil {
 		return nil, explain(ctx, t, tlsConfig, err, timeout/5)
 	}
-	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger})
+	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger, Pages: pages(tlsConfig)}) //nolint:bodyclose // the store closes it
 	if err != nil {
 		_ = cli.Close()
 		return nil, err
 	}
 	return &Conn{Store: st, close: sync.OnceValue(cli.Close)}, nil
+}
+
+// pages returns a function that gets pages of members: see [etcdstore.Options.Pages]. Each page has a
+// connection of its own, so that none stays open.
+func pages(tlsConfig *tls.Config) func(ctx context.Context, endpoint, path string) (*http.Response, error) {
+	return func(ctx context.Context, endpoint, path string) (*http.Response, error) {
+		address := strings.TrimPrefix(strings.TrimPrefix(endpoint, "http://"), "https://")
+		host, scheme := address, "http"
+		if strings.HasPrefix(address, "unix:") {
+			host = "localhost"
+		} else if tlsConfig != nil {
+			scheme = "https"
+		}
+		get, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+host+path, nil)
+		if err != nil {
+			return nil, err
+		}
+		transport := &http.Transport{
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, address) },
+			TLSClientConfig:   tlsConfig.Clone(), // nil without TLS
+			DisableKeepAlives: true,
+		}
+		return transport.RoundTrip(get)
+	}
 }
 
 // readPassword returns the password from wherever it is kept; empty if there is no user.

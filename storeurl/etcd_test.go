@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -246,6 +247,28 @@ func TestOpenEtcd_clientOutlivesTheContext(t *testing.T) {
 	}
 }
 
+// expectPages checks that an examination of the store can read what members say over HTTP.
+func expectPages(t *testing.T, url string) {
+	t.Helper()
+	found, err := open(t, url).(store.Examiner).Examine(t.Context(), 15*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := func(id string) bool {
+		return slices.ContainsFunc(found, func(f store.Finding) bool { return f.ID == id })
+	}
+	if !has("etcd-fsync") || !has("etcd-clock-rate") || has("etcd-metrics") {
+		t.Errorf("%s: got %+v", url, found)
+	}
+}
+
+func TestOpenEtcd_pages(t *testing.T) {
+	t.Parallel()
+	etcd := testservers.StartEtcd(t)
+	expectPages(t, "etcd://"+etcd.Endpoint())
+	expectPages(t, "etcd+unix://"+etcd.Socket())
+}
+
 func TestOpenEtcd_authentication(t *testing.T) {
 	etcd := testservers.StartEtcd(t)
 	admin := clientOf(t, etcd)
@@ -400,6 +423,11 @@ func TestOpenEtcd_tls(t *testing.T) {
 	t.Run("with a client certificate", func(t *testing.T) {
 		t.Parallel()
 		enqueue(t, open(t, "etcds://"+known.Endpoint()+"?ca="+ca.file("ca.pem")+clientOf(ca)), "a")
+	})
+	t.Run("pages of the member", func(t *testing.T) {
+		t.Parallel()
+		expectPages(t, "etcds://"+anyone.Endpoint()+"?ca="+ca.file("ca.pem"))
+		expectPages(t, "etcds://"+known.Endpoint()+"?ca="+ca.file("ca.pem")+clientOf(ca))
 	})
 	for _, c := range []struct{ name, url, want string }{
 		{"not trusting the authority", "etcds://" + anyone.Endpoint(), "certificate signed by unknown authority"},

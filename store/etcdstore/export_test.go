@@ -6,6 +6,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/examine"
 )
 
 // Times has the fields of times.
@@ -79,4 +80,20 @@ func EntryRange(name string) (from, end string) { return keys{}.entries(name) }
 // EntryKey returns the key of an entry, in a store without a prefix.
 func EntryKey(name string, lease clientv3.LeaseID, nonce string) string {
 	return keys{}.entry(name, lease, nonce)
+}
+
+// SetExamineLimits sets the limits by which Examine judges.
+func (s *Store) SetExamineLimits(fsync time.Duration, uncompacted, quotaPercent int64) {
+	s.limits = examineLimits{fsync, uncompacted, quotaPercent}
+}
+
+// Quantile returns the bound of a quantile of a histogram in a page of metrics, and how many observations it
+// has.
+func Quantile(page []string, name string, q float64) (bound, n float64) {
+	return samples(page).quantile(name, q)
+}
+
+// JudgeVersion returns the finding about a version of etcd.
+func JudgeVersion(version string) store.Finding {
+	return examine.KnownBugs("etcd-version", "etcd", version, oldestSupported, bugs)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +36,9 @@ type Options struct {
 	// Logger receives messages for operators: watches that were opened again, entries that could
 	// not be removed. Nil discards them.
 	Logger *slog.Logger
+	// Pages gets the page at a path, such as "/metrics", from the member at an endpoint of the client. Only
+	// [Store.Examine] uses it. If it is nil, what only these pages tell is not examined.
+	Pages func(ctx context.Context, endpoint, path string) (*http.Response, error)
 
 	_ struct{}
 }
@@ -49,6 +53,9 @@ type Store struct {
 	times times
 	sizes sizes
 	pace  attempts.Pace
+
+	pages  func(ctx context.Context, endpoint, path string) (*http.Response, error)
+	limits examineLimits
 }
 
 var _ store.Store = (*Store)(nil)
@@ -69,7 +76,10 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("etcd store: key prefix: %w", err)
 	}
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
-	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes}, nil
+	return &Store{
+		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes,
+		pages: opts.Pages, limits: defaultExamineLimits,
+	}, nil
 }
 
 // Capabilities implements [store.Store].

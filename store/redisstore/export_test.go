@@ -1,9 +1,11 @@
 package redisstore
 
 import (
+	"context"
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/redisinfo"
 )
 
 // DropMessages makes the store ignore all published messages, as if they were lost.
@@ -48,6 +50,11 @@ func (s *Store) SetChunkSize(n int) { s.server.chunkSize = n }
 // entry waits.
 func (s *Store) DisablePolling() { s.interval = pollInterval{time.Hour, time.Hour} }
 
+// ExaminePause makes Examine call f where it would wait between two readings of a clock.
+func (s *Store) ExaminePause(f func()) {
+	s.examinePause = func(context.Context, time.Duration) error { f(); return nil }
+}
+
 // Script is the text of the script.
 var Script = script
 
@@ -70,3 +77,6 @@ var NotExecuted = notExecuted
 // ReconnectError returns the error of a request that failed with err because the store left a
 // server after reply.
 func ReconnectError(reply, err error) error { return &reconnectError{reply, err} }
+
+// Harmless returns the commands by which Examine looks for missing rights.
+func Harmless() map[string][]string { return redisinfo.Probes("key", "channel") }

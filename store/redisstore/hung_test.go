@@ -27,11 +27,11 @@ func TestContext_endsCallsWhileServerHangs(t *testing.T) {
 			_, err := h.st.Open(ctx, store.SessionOptions{TTL: longTTL})
 			return err
 		},
-		"Line":  func(ctx context.Context, h hung) error { _, err := h.st.Line(ctx, h.name); return err },
-		"Lines": func(ctx context.Context, h hung) error { _, err := h.st.Lines(ctx, ""); return err },
-		"Watch": func(ctx context.Context, h hung) error { return h.st.Watch(ctx, "", func([]string) {}) },
-		"Break": func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, h.name, 1); return err },
-		"Check": func(ctx context.Context, h hung) error { _, err := h.st.Check(ctx); return err },
+		"Line":    func(ctx context.Context, h hung) error { _, err := h.st.Line(ctx, h.name); return err },
+		"Lines":   func(ctx context.Context, h hung) error { _, err := h.st.Lines(ctx, ""); return err },
+		"Watch":   func(ctx context.Context, h hung) error { return h.st.Watch(ctx, "", func([]string) {}) },
+		"Break":   func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, h.name, 1); return err },
+		"Examine": func(ctx context.Context, h hung) error { _, err := h.st.Examine(ctx, longTTL); return err },
 		"Confirm": func(ctx context.Context, h hung) (err error) {
 			// The first call may find that its connection has broken.
 			for err = h.se.Confirm(ctx); err != nil && !errors.Is(err, context.Canceled); {

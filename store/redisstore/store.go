@@ -17,6 +17,7 @@ import (
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/examine"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. A client allows at most stile.MaxTTL, which is less
@@ -62,6 +63,8 @@ type Store struct {
 
 	interval     pollInterval
 	dropMessages bool // ignore published messages, to test that polling suffices
+	// examinePause waits between two readings of a clock. Tests replace it.
+	examinePause func(ctx context.Context, d time.Duration) error
 
 	mu          sync.Mutex
 	open        int                           // open sessions
@@ -110,9 +113,12 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 			calls:              new(calls),
 			subscriptions:      make(map[*subscription]struct{}),
 		},
-		logger:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
-		id:          rand.Text(),
-		interval:    pollInterval{minPollInterval, maxPollInterval},
+		logger:   cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
+		id:       rand.Text(),
+		interval: pollInterval{minPollInterval, maxPollInterval},
+
+		examinePause: examine.Wait,
+
 		subscribers: make(map[uint16]*subscriber),
 		entries:     make(map[string]*entry),
 		pollers:     make(map[uint16]map[string]*poller),

@@ -4,12 +4,14 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/examine"
 )
 
 // SetPatience sets how long calls without a session wait for servers, and the interval at which the
 // store checks for changes without an event. It must be called before the store is used.
 func (s *Store) SetPatience(patience, rarely time.Duration) {
 	s.callTimeout, s.recheckInterval, s.resyncInterval, s.blockerCheckInterval = patience, rarely, rarely, rarely
+	s.limits.word = patience
 }
 
 // SetResync sets how often a watch reports a possible change without an event. It must be called before the
@@ -48,3 +50,13 @@ func Parts(se store.Session) (parts []Part) {
 
 // Server returns the server that a session is connected to.
 func Server(se store.Session) string { return se.(*group).first.client.Server() }
+
+// SetExamineLimits sets the limits by which Examine judges.
+func (s *Store) SetExamineLimits(fsync time.Duration, elections float64) {
+	s.limits.fsync, s.limits.elections = fsync, elections
+}
+
+// JudgeVersion returns the finding about a version of ZooKeeper.
+func JudgeVersion(version string) store.Finding {
+	return examine.KnownBugs("zk-version", "ZooKeeper", version, oldestSupported, bugs)
+}

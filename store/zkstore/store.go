@@ -77,10 +77,11 @@ type Store struct {
 	lookup func(ctx context.Context, host string) (addresses []string, err error)
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// These are recheckInterval, resyncInterval, blockerCheckInterval, attempts.MaxDuration and
-	// maxSessionBytes, unless a test sets other values.
+	// These are recheckInterval, resyncInterval, blockerCheckInterval, attempts.MaxDuration,
+	// maxSessionBytes and defaultExamineLimits, unless a test sets other values.
 	recheckInterval, resyncInterval, blockerCheckInterval, callTimeout time.Duration
 	sessionBytes                                                       int64
+	limits                                                             examineLimits
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -127,7 +128,7 @@ func New(servers []string, opts *Options) (*Store, error) {
 		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
 		recheckInterval: recheckInterval, resyncInterval: resyncInterval, blockerCheckInterval: blockerCheckInterval,
-		callTimeout: attempts.MaxDuration, sessionBytes: maxSessionBytes,
+		callTimeout: attempts.MaxDuration, sessionBytes: maxSessionBytes, limits: defaultExamineLimits,
 	}, nil
 }
 
