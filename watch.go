@@ -56,6 +56,8 @@ type Change struct {
 	// All is true if all lines were read. A name with the prefix that is not in Lines has no holders
 	// and waiters then.
 	All bool `json:"all"`
+	// At is when the reading began. Each [Entry.Remaining] was true at that time or later.
+	At time.Time `json:"at"`
 }
 
 // WatchChanges is [Client.WatchLines] for watching many lines: it yields all of them at first, and
@@ -71,12 +73,13 @@ type Change struct {
 // After an error all lines are read, so the next Change makes up for what was missed.
 func (c *Client) WatchChanges(ctx context.Context, prefix string) iter.Seq2[Change, error] {
 	return watch(ctx, c, prefix, store.CheckPrefix(prefix), true, func(ctx context.Context, names []string) (Change, error) {
+		at := time.Now()
 		if names == nil {
 			lines, err := c.Lines(ctx, prefix)
-			return Change{Lines: lines, All: true}, err
+			return Change{Lines: lines, All: true, At: at}, err
 		}
 		lines, err := c.readLines(ctx, names)
-		return Change{Lines: lines}, err
+		return Change{Lines: lines, At: at}, err
 	})
 }
 
