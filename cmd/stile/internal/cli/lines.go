@@ -59,16 +59,16 @@ func holders(l stile.Line) string {
 
 // slotsOf returns the number of slots of a semaphore, within its limit; zero for other locks.
 func slotsOf(l stile.Line) int {
-	for _, p := range places(l) {
-		return p.entry.Mode.Within(l.Limit).Slots()
+	for _, e := range slices.Concat(l.Holders, l.Waiters) {
+		return e.Mode.Within(l.Limit).Slots()
 	}
 	return 0
 }
 
 // slotsAsked returns the number of slots that the holders and waiters ask for; zero for other locks.
 func slotsAsked(l stile.Line) int {
-	for _, p := range places(l) {
-		return p.entry.Mode.Slots()
+	for _, e := range slices.Concat(l.Holders, l.Waiters) {
+		return e.Mode.Slots()
 	}
 	return 0
 }

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/observe"
 	"github.com/stilelock/stile/line"
 )
 
@@ -130,7 +130,7 @@ func (w *watch) changes(lines []stile.Line) []change {
 	var all []change
 	for _, name := range slices.Compact(names) {
 		c := change{lineOrEmpty(w.known, name), lineOrEmpty(now, name)}
-		if !reflect.DeepEqual(withoutClocks(c.before), withoutClocks(c.now)) {
+		if !observe.Same(c.before, c.now) {
 			all = append(all, c)
 		}
 	}
@@ -142,28 +142,17 @@ func lineOrEmpty(lines map[string]stile.Line, name string) stile.Line {
 	if l, ok := lines[name]; ok {
 		return l
 	}
-	return stile.Line{Name: name, Holders: []stile.Entry{}, Waiters: []stile.Entry{}}
-}
-
-// withoutClocks returns the line without the fields that change all the time.
-func withoutClocks(l stile.Line) stile.Line {
-	l.Holders, l.Waiters = slices.Clone(l.Holders), slices.Clone(l.Waiters)
-	for _, entries := range [][]stile.Entry{l.Holders, l.Waiters} {
-		for i := range entries {
-			entries[i].Remaining = 0
-		}
-	}
-	return l
+	return observe.NoEntries(name)
 }
 
 // writeEvents writes the events of a changed line, one per line of text.
 func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 	at := now.Local().Format(time.DateTime)
-	for _, e := range c.events() {
-		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s%s\n", at, asArgument(c.now.Name), e.what, tokenOf(e.entry), who(e.entry), c.modeOf(e.entry))
+	for _, s := range observe.Steps(c.before, c.now) {
+		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s%s\n", at, asArgument(c.now.Name), s.What, tokenOf(s.Entry), who(s.Entry), c.modeOf(s.Entry))
 	}
 	// A line without entries is not read, and neither is its limit.
-	if c.now.Limit != c.before.Limit && len(places(c.before)) > 0 && len(places(c.now)) > 0 {
+	if c.now.Limit != c.before.Limit && !observe.Empty(c.before) && !observe.Empty(c.now) {
 		fmt.Fprintf(to, "%s  %s  %s\n", at, asArgument(c.now.Name), limitText(c.now))
 	}
 	for _, remark := range c.now.Remarks {
@@ -177,7 +166,7 @@ func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 // entry.
 func (c change) modeOf(e stile.Entry) string {
 	limit := c.now.Limit
-	if len(places(c.now)) == 0 { // such a line is not read
+	if observe.Empty(c.now) { // such a line is not read
 		limit = c.before.Limit
 	}
 	switch slots := e.Mode.Within(limit).Slots(); {
@@ -188,83 +177,4 @@ func (c change) modeOf(e stile.Entry) string {
 	default:
 		return ""
 	}
-}
-
-// event is something that happened to an entry.
-type event struct {
-	what  string
-	entry stile.Entry
-}
-
-// events returns the events that explain the change: first the entries that left, then those that
-// were admitted or joined, each in order.
-func (c change) events() []event {
-	was := make(map[identity]place)
-	for _, p := range places(c.before) {
-		was[p.identity()] = p
-	}
-	var came []event
-	for _, p := range places(c.now) {
-		id := p.identity()
-		if _, ok := was[id]; !ok {
-			id = p.identityWithoutToken() // a store may assign tokens late
-		}
-		before, ok := was[id]
-		delete(was, id)
-		switch {
-		case ok && before.holds == p.holds:
-		case p.holds:
-			came = append(came, event{"holds", p.entry})
-		default:
-			came = append(came, event{"waits", p.entry})
-		}
-	}
-	var all []event
-	for _, p := range places(c.before) {
-		if _, gone := was[p.identity()]; !gone {
-			continue
-		}
-		if p.holds {
-			all = append(all, event{"ended", p.entry})
-		} else {
-			all = append(all, event{"left", p.entry})
-		}
-	}
-	return append(all, came...)
-}
-
-// place is an entry of a line, and whether it holds the lock.
-type place struct {
-	entry stile.Entry
-	holds bool
-}
-
-func places(l stile.Line) []place {
-	var all []place
-	for _, e := range l.Holders {
-		all = append(all, place{e, true})
-	}
-	for _, e := range l.Waiters {
-		all = append(all, place{e, false})
-	}
-	return all
-}
-
-// identity identifies an entry across two readings.
-type identity struct {
-	token   uint64
-	session string
-	since   int64
-}
-
-// identity is the token alone if there is one, because the session of an entry may change.
-func (p place) identity() identity {
-	if p.entry.Token != 0 {
-		return identity{token: p.entry.Token}
-	}
-	return p.identityWithoutToken()
-}
-
-func (p place) identityWithoutToken() identity {
-	return identity{session: p.entry.Session, since: p.entry.Owner.Since.UnixNano()}
 }

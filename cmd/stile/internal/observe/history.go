@@ -1,0 +1,101 @@
+package observe
+
+import (
+	"slices"
+	"time"
+)
+
+// The history is bounded, so that a store with many changes cannot fill the memory.
+const (
+	maxAge     = time.Hour
+	maxPerName = 256   // updates of a name with their events
+	maxTotal   = 65536 // updates
+)
+
+// Causes of the end of a hold.
+const (
+	Released = "released" // or removed by another process, as stile break does: the store does not tell
+	Broken   = "broken"   // through this server
+	Lost     = "lost"     // its session was not renewed and has ended
+)
+
+// An Event is a step with what is known about it.
+type Event struct {
+	Time time.Time
+	Step
+	// Cause is why a hold has ended or a waiter has left; "" if it is not known.
+	Cause string
+	// Waited is how long the entry waited before it was admitted or left, and Held how long it held.
+	// They are zero if the observer has not seen when that began.
+	Waited, Held time.Duration
+}
+
+// record is an update of one name.
+type record struct {
+	number uint64
+	at     time.Time
+	name   string
+	events []Event // nil if forgotten, or if only other properties of the line have changed
+}
+
+// history is the updates of the last hour, within its limits.
+type history struct {
+	last    uint64 // number of the last update
+	records []*record
+	byName  map[string][]*record
+}
+
+func newHistory() history { return history{byName: make(map[string][]*record)} }
+
+// add adds the next update.
+func (h *history) add(name string, at time.Time, events []Event) {
+	h.last++
+	r := &record{number: h.last, at: at, name: name, events: events}
+	h.records = append(h.records, r)
+	if len(events) == 0 {
+		return
+	}
+	of := append(h.byName[name], r)
+	if len(of) > maxPerName {
+		of[0].events = nil
+		of = slices.Delete(of, 0, 1)
+	}
+	h.byName[name] = of
+}
+
+// forget forgets what is beyond the limits.
+func (h *history) forget(now time.Time) {
+	n := max(0, len(h.records)-maxTotal)
+	for n < len(h.records) && now.Sub(h.records[n].at) > maxAge {
+		n++
+	}
+	for _, r := range h.records[:n] {
+		// A record with events is the first of its name, because both lists are in order.
+		if len(r.events) == 0 {
+			continue
+		}
+		if h.byName[r.name] = h.byName[r.name][1:]; len(h.byName[r.name]) == 0 {
+			delete(h.byName, r.name)
+		}
+	}
+	clear(h.records[:n]) // for the garbage collector
+	h.records = h.records[n:]
+}
+
+// since returns the updates after a number. known is false if some are forgotten, or if there is no such
+// number.
+func (h *history) since(after uint64) (records []*record, known bool) {
+	if after > h.last || h.last-after > uint64(len(h.records)) {
+		return nil, false
+	}
+	return h.records[len(h.records)-int(h.last-after):], true
+}
+
+// of returns the events of a name.
+func (h *history) of(name string) []Event {
+	var events []Event
+	for _, r := range h.byName[name] {
+		events = append(events, r.events...)
+	}
+	return events
+}

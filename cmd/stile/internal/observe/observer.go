@@ -1,0 +1,261 @@
+// Package observe follows the lines of a store: who holds and who waits now, and what has happened in the
+// last hour. It only reads.
+package observe
+
+import (
+	"context"
+	"crypto/rand"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile"
+)
+
+// An Observer keeps the lines of a store and their history in memory, while Run runs. It is safe for
+// concurrent use.
+type Observer struct {
+	client *stile.Client
+	boot   string
+
+	mu      sync.Mutex
+	lines   map[string]*followed // lines with entries, by name
+	names   []string             // their names in order; nil if that must be made again
+	history history
+	broken  map[brokenEntry]time.Time // entries that Broken was called for
+	changed chan struct{}             // closed and replaced by each change
+	status  Status
+}
+
+// Status says how recent the observer's lines are.
+type Status struct {
+	// Read is true if all lines have been read at least once.
+	Read bool
+	// Err is the error of the last reading, nil if it succeeded. The lines may be out of date then.
+	Err error
+	// Since is when the present state began: the success, the error, or the start of Run.
+	Since time.Time
+}
+
+// New returns an observer of all lines that the client can read.
+func New(client *stile.Client) *Observer {
+	return &Observer{
+		client: client, boot: rand.Text(),
+		lines: make(map[string]*followed), history: newHistory(), broken: make(map[brokenEntry]time.Time),
+		changed: make(chan struct{}), status: Status{Since: time.Now()},
+	}
+}
+
+// Boot identifies this observer: the numbers of another's updates mean nothing here.
+func (o *Observer) Boot() string { return o.boot }
+
+// Run reads the store until ctx ends. It returns an error if the store refuses, and nil when ctx ends. It must be called once.
+func (o *Observer) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var sampling sync.WaitGroup
+	sampling.Go(func() { o.sample(ctx) })
+	defer sampling.Wait()
+	defer cancel()
+	var last error
+	for change, err := range o.client.WatchChanges(ctx, "") {
+		last = err
+		if err == nil {
+			o.apply(change, time.Now())
+		}
+		o.setStatus(err)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return last
+}
+
+func (o *Observer) setStatus(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.status.Read && (err == nil) == (o.status.Err == nil) {
+		o.status.Err = err
+		return
+	}
+	o.status = Status{Read: o.status.Read || err == nil, Err: err, Since: time.Now()}
+	o.notifyLocked()
+}
+
+// notifyLocked ends the waits of all callers of Wait.
+func (o *Observer) notifyLocked() {
+	close(o.changed)
+	o.changed = make(chan struct{})
+}
+
+// apply records what a reading has shown.
+func (o *Observer) apply(c stile.Change, now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	before := o.history.last
+	read := make(map[string]bool, len(c.Lines))
+	for _, l := range c.Lines {
+		read[l.Name] = true
+		o.applyLineLocked(l, c.At, now)
+	}
+	if c.All {
+		for _, name := range slices.Sorted(maps.Keys(o.lines)) {
+			if !read[name] {
+				o.applyLineLocked(NoEntries(name), c.At, now)
+			}
+		}
+	}
+	o.history.forget(now)
+	maps.DeleteFunc(o.broken, func(_ brokenEntry, at time.Time) bool { return now.Sub(at) > brokenMemory })
+	if o.history.last > before {
+		o.notifyLocked()
+	}
+}
+
+func (o *Observer) applyLineLocked(l stile.Line, at, now time.Time) {
+	f := o.lines[l.Name]
+	if f == nil {
+		if Empty(l) {
+			return
+		}
+		f = newFollowed(l.Name)
+		o.lines[l.Name], o.names = f, nil
+	}
+	same := Same(f.line, l)
+	// What the first reading shows has happened before, it is not known when.
+	var events []Event
+	if o.status.Read && !same {
+		for _, s := range Steps(f.line, l) {
+			events = append(events, o.withCauseLocked(l.Name, f.event(s, now)))
+		}
+	}
+	f.line = l
+	f.confirm(l, at)
+	if Empty(l) {
+		delete(o.lines, l.Name)
+		o.names = nil
+	}
+	if !same {
+		o.history.add(l.Name, now, events)
+	}
+}
+
+// brokenMemory is how long after a break the end of the entry must be seen.
+const brokenMemory = time.Minute
+
+type brokenEntry struct {
+	name  string
+	token uint64
+}
+
+// Broken says that the entry with the token is being broken: this is the cause of its end then. It must be
+// called before the break.
+func (o *Observer) Broken(name string, token uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.broken[brokenEntry{name, token}] = time.Now()
+}
+
+func (o *Observer) withCauseLocked(name string, e Event) Event {
+	if _, ok := o.broken[brokenEntry{name, e.Entry.Token}]; ok && (e.What == Ended || e.What == Left) {
+		e.Cause = Broken
+	}
+	return e
+}
+
+// Lines returns up to limit lines whose name begins with prefix and is larger than after, in order, and
+// whether there are more. Remaining of the entries is what is left now, as far as the observer knows.
+func (o *Observer) Lines(prefix, after string, limit int) (lines []stile.Line, more bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.names == nil {
+		o.names = slices.Sorted(maps.Keys(o.lines))
+	}
+	i, found := slices.BinarySearch(o.names, max(prefix, after))
+	if found && o.names[i] == after {
+		i++
+	}
+	for ; i < len(o.names) && strings.HasPrefix(o.names[i], prefix); i++ {
+		if len(lines) == limit {
+			return lines, true
+		}
+		lines = append(lines, o.lineLocked(o.names[i]))
+	}
+	return lines, false
+}
+
+// Line returns the line of a name; it is empty if the name has no holders and waiters.
+func (o *Observer) Line(name string) stile.Line {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lineLocked(name)
+}
+
+func (o *Observer) lineLocked(name string) stile.Line {
+	f := o.lines[name]
+	if f == nil {
+		return NoEntries(name)
+	}
+	return f.present(time.Now())
+}
+
+// Status returns how recent the lines are.
+func (o *Observer) Status() Status {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.status
+}
+
+// History returns the events of a name that are still known, in order.
+func (o *Observer) History(name string) []Event {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.history.of(name)
+}
+
+// An Update is a line that has changed, and the events that explain how.
+type Update struct {
+	Line   stile.Line
+	Events []Event
+}
+
+// Updates returns what has changed since the update with the number after, and the number of the last
+// update. Several changes of a line are one Update, with the line's present state. known is false if the updates since
+// then are not all known any more: the caller must read all lines, and continue after last.
+func (o *Observer) Updates(after uint64) (updates []Update, last uint64, known bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	records, known := o.history.since(after)
+	if !known {
+		return nil, o.history.last, false
+	}
+	index := make(map[string]int)
+	for _, r := range records {
+		i, ok := index[r.name]
+		if !ok {
+			i = len(updates)
+			index[r.name] = i
+			updates = append(updates, Update{Line: o.lineLocked(r.name)})
+		}
+		updates[i].Events = append(updates[i].Events, r.events...)
+	}
+	return updates, o.history.last, true
+}
+
+// Wait waits until there is an update after the given number, the status has changed, or ctx has ended.
+func (o *Observer) Wait(ctx context.Context, after uint64, seen Status) {
+	for {
+		o.mu.Lock()
+		changed, news := o.changed, o.history.last != after || o.status.Read != seen.Read || (o.status.Err == nil) != (seen.Err == nil)
+		o.mu.Unlock()
+		if news {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package observe
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile"
+)
+
+const (
+	sampleInterval = 500 * time.Millisecond
+	sampleBudget   = 25 // readings in each interval
+	sampleReaders  = 8  // readings at the same time
+	minSampleAge   = time.Second
+	lookDuration   = 5 * time.Second
+)
+
+// Look says that somebody looks at the lines of these names. For five seconds their leases are read again
+// each second, before others, as far as the budget of fifty readings a second allows.
+func (o *Observer) Look(names []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	until := time.Now().Add(lookDuration)
+	for _, name := range names {
+		if f := o.lines[name]; f != nil {
+			f.watchedUntil = until
+		}
+	}
+}
+
+// sample reads leases again until ctx ends. A renewal is no change that the store reports.
+func (o *Observer) sample(ctx context.Context) {
+	ticker := time.NewTicker(sampleInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		var readers sync.WaitGroup
+		places := make(chan struct{}, sampleReaders)
+		for _, name := range o.samples(time.Now()) {
+			places <- struct{}{}
+			readers.Go(func() {
+				defer func() { <-places }()
+				at := time.Now()
+				// An error is reported by the watch, which reads at least every ten seconds.
+				if l, err := o.client.Line(ctx, name); err == nil {
+					o.confirm(l, at)
+				}
+			})
+		}
+		readers.Wait()
+	}
+}
+
+// samples returns the names whose leases must be read now: those that somebody looks at, then those with a
+// holder that may be dying, the earliest deadline first.
+func (o *Observer) samples(now time.Time) []string {
+	type candidate struct {
+		name string
+		due  time.Time
+	}
+	var all []candidate
+	o.mu.Lock()
+	for name, f := range o.lines {
+		due := f.due()
+		if due.IsZero() || now.Sub(f.read) < minSampleAge {
+			continue
+		}
+		if now.Before(f.watchedUntil) {
+			due = time.Time{}
+		}
+		if due.Before(now) {
+			all = append(all, candidate{name, due})
+		}
+	}
+	o.mu.Unlock()
+	slices.SortFunc(all, func(a, b candidate) int { return a.due.Compare(b.due) })
+	var names []string
+	for _, c := range all[:min(len(all), sampleBudget)] {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// confirm uses only the leases of a reading. Entries that came or left are reported by the watch: its
+// readings are in order, and this one may be older than the last of them.
+func (o *Observer) confirm(l stile.Line, at time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	f := o.lines[l.Name]
+	if f == nil {
+		return
+	}
+	there := make(map[identity]bool)
+	for _, p := range places(f.line) {
+		there[p.identity()] = true
+	}
+	keep := func(entries []stile.Entry, holds bool) []stile.Entry {
+		return slices.DeleteFunc(slices.Clone(entries), func(e stile.Entry) bool { return !there[place{e, holds}.identity()] })
+	}
+	f.confirm(stile.Line{Name: l.Name, Holders: keep(l.Holders, true), Waiters: keep(l.Waiters, false)}, at)
+}
