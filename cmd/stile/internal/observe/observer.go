@@ -1,5 +1,5 @@
-// Package observe follows the lines of a store: who holds and who waits now, and what has happened in the
-// last hour. It only reads.
+// Package observe follows the lines of a store: the holders and waiters now, and what has happened to
+// them in the last hour. It only reads.
 package observe
 
 import (
@@ -51,7 +51,8 @@ func New(client *stile.Client) *Observer {
 // Boot identifies this observer: the numbers of another's updates mean nothing here.
 func (o *Observer) Boot() string { return o.boot }
 
-// Run reads the store until ctx ends. It returns an error if the store refuses, and nil when ctx ends. It must be called once.
+// Run reads the store until ctx ends. It returns an error if the store refuses, and nil when ctx ends. It
+// must be called once.
 func (o *Observer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sampling sync.WaitGroup
@@ -221,8 +222,8 @@ type Update struct {
 }
 
 // Updates returns what has changed since the update with the number after, and the number of the last
-// update. Several changes of a line are one Update, with the line's present state. known is false if the updates since
-// then are not all known any more: the caller must read all lines, and continue after last.
+// update. Several changes of a line are one Update, with the line's present state. known is false if the
+// updates since then are not all known any more: the caller must read all lines, and continue after last.
 func (o *Observer) Updates(after uint64) (updates []Update, last uint64, known bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -247,9 +248,9 @@ func (o *Observer) Updates(after uint64) (updates []Update, last uint64, known b
 func (o *Observer) Wait(ctx context.Context, after uint64, seen Status) {
 	for {
 		o.mu.Lock()
-		changed, news := o.changed, o.history.last != after || o.status.Read != seen.Read || (o.status.Err == nil) != (seen.Err == nil)
+		changed, last, now := o.changed, o.history.last, o.status
 		o.mu.Unlock()
-		if news {
+		if last != after || now.Read != seen.Read || (now.Err == nil) != (seen.Err == nil) {
 			return
 		}
 		select {

@@ -173,10 +173,8 @@ func TestObserver_tellsNoWrongCauseBeyondItsBudget(t *testing.T) {
 	observed(t, func(t *testing.T, w *world) {
 		const n = 1000
 		holds := make(map[string]*stile.Hold)
-		var clients []*stile.Client
 		for i := range n / 10 {
 			c := w.client("ann")
-			clients = append(clients, c)
 			for j := range 10 {
 				name := fmt.Sprintf("%d/%d", i, j)
 				holds[name] = w.lock(c, name)

@@ -101,7 +101,9 @@ func (o *Observer) confirm(l stile.Line, at time.Time) {
 		there[p.identity()] = true
 	}
 	keep := func(entries []stile.Entry, holds bool) []stile.Entry {
-		return slices.DeleteFunc(slices.Clone(entries), func(e stile.Entry) bool { return !there[place{e, holds}.identity()] })
+		return slices.DeleteFunc(slices.Clone(entries), func(e stile.Entry) bool {
+			return !there[place{e, holds}.identity()]
+		})
 	}
 	f.confirm(stile.Line{Name: l.Name, Holders: keep(l.Holders, true), Waiters: keep(l.Waiters, false)}, at)
 }
