@@ -26,7 +26,7 @@ func newDoctor(stdio Stdio) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "doctor [flags]",
 		Short:      "Examine the store for what may break locks",
-		SuggestFor: []string{"check", "health", "diagnose", "status"},
+		SuggestFor: []string{"check", "health", "diagnose"},
 		Long: `Examine the store, and this user's local server, for what may break a promise of Stile and for
 what makes locks slow or unavailable: versions with known bugs, settings, replication, clocks,
 missing rights, the number of servers that answer, and more.
