@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 	"github.com/stilelock/stile/store/internal/examine"
 )
 
@@ -30,7 +31,7 @@ type examineLimits struct {
 var defaultExamineLimits = examineLimits{fsync: 10 * time.Millisecond, uncompacted: 100_000, quotaPercent: 80}
 
 // examineTimeout bounds the answer of one member, so that one that is down does not delay the others.
-const examineTimeout = 5 * time.Second
+const examineTimeout = attempts.MaxDuration
 
 // oldestSupported is the oldest version that docs/stores.md allows; bugs has more for the lines after it.
 var oldestSupported = examine.Version{3, 5, 24}

@@ -25,11 +25,11 @@ var oldestSupported = examine.Version{6}
 const (
 	// clockInterval is the time between the two readings by which the rate of a master's clock is measured.
 	clockInterval = time.Second
-	// examineTimeout bounds what is asked of a master, besides clockInterval.
-	examineTimeout = 5 * time.Second
+	// examineTimeout is how long a master may take for one answer: it is examined as long as it answers.
+	examineTimeout = attempts.MaxDuration
 )
 
-var errSilent = errors.New("no reply within " + (examineTimeout + clockInterval).String())
+var errSilent = errors.New("no reply within " + examineTimeout.String())
 
 // needed are the commands that this store uses: docs/stores.md lists them. SUBSCRIBE and PSUBSCRIBE are not
 // among them: without these, the store polls.
@@ -103,8 +103,15 @@ func (r *diagnosis) add(all ...store.Finding) { r.findings = append(r.findings, 
 
 // examineMaster examines one master.
 func (s *Store) examineMaster(ctx context.Context, m *master, ttl time.Duration) (r diagnosis) {
-	ctx, cancel := context.WithTimeoutCause(ctx, examineTimeout+clockInterval, errSilent)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	patience := time.AfterFunc(examineTimeout, func() { cancel(errSilent) })
+	defer patience.Stop()
+	defer func() {
+		if r.err != nil && ctx.Err() != nil {
+			r.err = context.Cause(ctx)
+		}
+	}()
 	select {
 	case <-m.first:
 	case <-ctx.Done():
@@ -118,7 +125,9 @@ func (s *Store) examineMaster(ctx context.Context, m *master, ttl time.Duration)
 	}
 	do := func(name string, args ...string) rueidis.RedisResult {
 		reply := client.Do(ctx, client.B().Arbitrary(strings.ToUpper(name)).Args(args...).Build())
-		if err := reply.NonRedisError(); err != nil && ctx.Err() == nil {
+		if err := reply.NonRedisError(); err == nil {
+			patience.Reset(examineTimeout)
+		} else if ctx.Err() == nil {
 			m.markBroken(client, err)
 		}
 		return reply

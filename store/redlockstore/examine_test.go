@@ -59,6 +59,13 @@ func TestExamine(t *testing.T) {
 	expectFinding(t, found, "redlock-replicas", store.Fine, "no replicas", addrs...)
 	expectFinding(t, found, "redis-rights", store.Fine, "may do all", addrs...)
 
+	st := newStore(t, optionsFor(servers))
+	examined(t, st) // until all are connected
+	servers[2].Pause()
+	found = examined(t, st)
+	expectFinding(t, found, "redlock-quorum", store.Attention, "2 of 3 masters answer, and 2 have to")
+	expectFinding(t, found, "redis-answer", store.Attention, "does not answer: no reply within 10s", addrs[2])
+
 	servers[2].Kill()
 	found = examined(t, newStore(t, optionsFor(servers)))
 	expectFinding(t, found, "redlock-quorum", store.Attention, "2 of 3 masters answer, and 2 have to")

@@ -3,6 +3,7 @@ package zkstore_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -50,7 +51,7 @@ func expectFinding(t *testing.T, found []store.Finding, id string, severity stor
 		}
 	}
 	if len(with) != 1 || with[0].Severity != severity || !strings.Contains(with[0].What, text) {
-		t.Errorf("got %+v for %s, want one finding that is %v and contains %q", with, id, severity, text)
+		t.Errorf("got %+v for %s, want one finding that is %v and contains %q: %+v", with, id, severity, text, found)
 		return
 	}
 	if f := with[0]; (f.Advice == "") != (severity == store.Fine) || severity == store.Risk && f.Promise == "" {
@@ -220,6 +221,14 @@ func TestExamine_tls(t *testing.T) {
 	trusted.AddCert(s.certificate)
 	opts := optionsWith(ann)
 	opts.TLS = &tls.Config{RootCAs: trusted}
+	await(t, "the server listens for TLS, which it does last", func() bool {
+		conn, err := net.Dial("tcp", s.tlsAddress)
+		if err != nil {
+			return false
+		}
+		_ = conn.Close()
+		return true
+	})
 	found := examined(t, toExamine(t, opts, s.tlsAddress))
 	expectFinding(t, found, "zk-words", store.Fine, "permits")
 	expectFinding(t, found, "zk-rights", store.Fine, "may read, create and delete")
