@@ -117,7 +117,6 @@ func (l *Locker) Task(f func(ctx context.Context, hold *stile.Hold) error) gocro
 	return gocron.NewTask(func(ctx context.Context) error {
 		l.mu.Lock()
 		r := l.runs[ctx] // gocron passes the same context to Lock and to the function
-		delete(l.runs, ctx)
 		l.mu.Unlock()
 		if r == nil {
 			return errors.New("stilegocron: the job was not run because it has no lock: give its scheduler, or the job, the Locker that has made the task")

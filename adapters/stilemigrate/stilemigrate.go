@@ -12,8 +12,8 @@
 //
 // The next step is refused: nothing more is run, and no version is recorded. The error matches
 // [stile.ErrLost]. A migration that was begun stays marked as dirty, also if it has succeeded. So if
-// another replica has the lock by then, it stops with [migrate.ErrDirty] instead of migrating a database
-// of which nobody knows what else is at work on it. Look at the database, then call Force.
+// another replica has the lock by then, it stops with [migrate.ErrDirty]: the migration may still be
+// running. Look at the database, then call Force.
 //
 // What it cannot do: golang-migrate passes no context, so the migration under way is not interrupted. Give
 // the connection a statement timeout to bound it. If the process is stopped just after a step was

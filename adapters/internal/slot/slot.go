@@ -77,7 +77,7 @@ func (s *Slot) Hold() *stile.Hold {
 	return s.hold
 }
 
-// Relock replaces a lost hold by a new one that lock acquires. The caller is who has the slot.
+// Relock replaces a lost hold by a new one that lock acquires. The caller must have the slot.
 func (s *Slot) Relock(ctx context.Context, lock func(context.Context) (*stile.Hold, error)) error {
 	hold, err := lock(ctx)
 	if err != nil {
