@@ -37,6 +37,7 @@ type Proxy struct {
 	lanes       [2]lane
 	clientDelay map[string]time.Duration // additional delay of replies, by client IP address
 	changed     chan struct{}            // closed and replaced when a setting changes
+	patience    time.Duration            // see WaitForServer
 	closed      bool
 
 	running sync.WaitGroup
@@ -126,6 +127,14 @@ func (p *Proxy) Accept() error {
 	return p.open()
 }
 
+// WaitForServer makes new connections wait up to d for a server that does not listen yet. By default, and if d
+// is zero, they are reset at once: a client that tries again when it is refused would give up.
+func (p *Proxy) WaitForServer(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.patience = d
+}
+
 // Connections returns the number of open connections.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
@@ -183,7 +192,7 @@ func (p *Proxy) serve(client *net.TCPConn) {
 		return
 	}
 	defer p.remove(c)
-	server, err := net.Dial("tcp", p.target)
+	server, err := p.dial(c)
 	if err != nil || !c.setServer(server.(*net.TCPConn)) {
 		c.abort()
 		return
@@ -193,6 +202,23 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	both.Go(func() { p.forward(c, Down, c.server, c.client) })
 	both.Wait()
 	_, _ = c.client.Close(), c.server.Close()
+}
+
+func (p *Proxy) dial(c *pair) (net.Conn, error) {
+	p.mu.Lock()
+	patience := p.patience
+	p.mu.Unlock()
+	for end := time.Now().Add(patience); ; {
+		server, err := net.Dial("tcp", p.target)
+		if err == nil || time.Now().After(end) {
+			return server, err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-c.cut:
+			return nil, err
+		}
+	}
 }
 
 func (p *Proxy) add(c *pair) bool {

@@ -296,3 +296,38 @@ func TestProxy_resetsClientsWithoutServer(t *testing.T) {
 func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
+
+// A client that has connected before the server listens is served when it does, if the proxy waits for it.
+func TestProxy_waitsForServer(t *testing.T) {
+	addr, err := NewAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewProxy(t, addr)
+	p.WaitForServer(processTimeout)
+	conn := dial(t, p.Addr())
+	send(t, conn, "early")
+	expectNothing(t, conn)
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = io.Copy(conn, conn)
+		}
+	}()
+	expect(t, conn, "early")
+
+	_ = l.Close()
+	waiting := dial(t, p.Addr())
+	_ = waiting.SetReadDeadline(time.Now().Add(processTimeout))
+	for p.Connections() < 2 { // it has been accepted
+		time.Sleep(time.Millisecond)
+	}
+	p.Reset()
+	if _, err := waiting.Read(make([]byte, 1)); !isReset(err) {
+		t.Errorf("reading after Reset: got %v, want a reset", err)
+	}
+}

@@ -128,6 +128,10 @@ func newZooKeepers(n int, java string, config []string) (members []*ZooKeeper, e
 			if z.proxies[other.id], err = newProxy(other.quorum); err != nil {
 				return members, err
 			}
+			// A follower often decides before the leader, whose port is closed then, and tries again for this long.
+			// If the proxy accepted and reset its connection, the follower would start another election, while the
+			// leader waits for it in vain for all of initLimit.
+			z.proxies[other.id].WaitForServer(10 * time.Second)
 		}
 		if err := z.writeFiles(members); err != nil {
 			return members, err

@@ -126,12 +126,11 @@ type heldLock struct {
 	next     *joined
 }
 
-func lockAndWait(t *testing.T, e *testservers.ZooKeeperEnsemble) heldLock {
+func lockAndWait(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Duration) heldLock {
 	t.Helper()
 	var h heldLock
 	for i := range h.sessions {
-		// Three servers may take minutes to start on a busy machine.
-		h.sessions[i] = openSessionTTL(t, newStore(t, nil, e.Endpoints()...), 10*time.Minute, nil)
+		h.sessions[i] = openSessionTTL(t, newStore(t, nil, e.Endpoints()...), ttl, nil)
 		keepConfirming(t, h.sessions[i])
 	}
 	name := newName(t)
@@ -201,7 +200,7 @@ func TestHold_survivesServerFailures(t *testing.T) {
 	t.Parallel()
 	e := exclusiveEnsemble(t)
 
-	h := lockAndWait(t, e)
+	h := lockAndWait(t, e, 2*time.Minute) // a session notices only after an eighth of its TTL that its server is hung
 	leader := e.Leader(t)
 	leader.Pause()
 	e.Abandon(leader)
@@ -218,14 +217,15 @@ func TestHold_survivesServerFailures(t *testing.T) {
 	}
 	follows()
 
-	h = lockAndWait(t, e)
+	const long = 10 * time.Minute // on a busy machine, servers may take minutes to start
+	h = lockAndWait(t, e, long)
 	leader = e.Leader(t)
 	leader.Kill()
 	h.checkSurvives(t)
 	leader.Start()
 	follows()
 
-	h = lockAndWait(t, e)
+	h = lockAndWait(t, e, long)
 	for _, z := range e.Members() {
 		z.Kill()
 	}
