@@ -100,12 +100,15 @@ func (c *Client) Close(ctx context.Context) error {
 // Close would wait for itself.
 const hooksTimeout = 2 * time.Second
 
+// grace is how long requests that give something up may take after their context has ended.
+const grace = 2 * time.Second
+
 // withGrace returns ctx or, if it has already ended, a context that lasts two seconds more.
 func withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() == nil {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	return context.WithTimeout(context.WithoutCancel(ctx), grace)
 }
 
 // An opening is an attempt to open a session. Calls that need a session meanwhile wait for it and

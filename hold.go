@@ -282,11 +282,10 @@ func (h *Hold) watchContention() <-chan struct{} {
 //     session ends, at the latest. If ctx ended first, the error matches ctx.Err().
 //
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
-// a signal. Releasing again returns nil. Releasing a hold that has yielded releases the hold that Yield
-// returned.
+// a signal. It allows them too if ctx ends because the hold is released, as [Hold.Context] and the context
+// of a function run by [Mutex.Do] do. Releasing again returns nil. Releasing a hold that has yielded
+// releases the hold that Yield returned.
 func (h *Hold) Release(ctx context.Context) error {
-	ctx, cancel := withGrace(ctx)
-	defer cancel()
 	if h = h.latest(); h == nil {
 		return nil
 	}
@@ -300,7 +299,8 @@ func (h *Hold) Release(ctx context.Context) error {
 //
 // On success nobody else gets the lock until d after the call; then the next waiter does. A store
 // may round d up to a full second or to its minimum TTL, and a change of etcd's leader may double it. If
-// d is zero or negative, ReleaseAfter is Release.
+// d is zero or negative, ReleaseAfter is Release. If ctx has ended, or ends because the hold is released,
+// ReleaseAfter allows two seconds, as Release does.
 //
 // If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the lock
 // is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock],
@@ -314,8 +314,6 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if err := h.checkReleaseAfter(d); err != nil {
 		return err
 	}
-	ctx, cancel := withGrace(ctx)
-	defer cancel()
 	if h = h.latest(); h == nil {
 		return nil
 	}
@@ -339,6 +337,8 @@ func (h *Hold) checkReleaseAfter(d time.Duration) error {
 // release ends the hold. With handsOver, the next place of this client may get its entry or one that replaces
 // it. Otherwise, if the hold was the last one of its tenure, the entry is withdrawn.
 func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, withdraw func(context.Context) error) error {
+	ctx, cancel := h.withGrace(ctx)
+	defer cancel()
 	r, err := h.startRelease(handsOver)
 	q := h.place.queue
 	switch {
@@ -355,6 +355,38 @@ func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, wi
 		q.leave(h.place)
 	}
 	return h.reportEnd(reason, r.lost, r.err)
+}
+
+// withGrace returns the context for the requests of a release. It ends with ctx, but two seconds later if
+// ctx has already ended, or ends because the hold is released.
+func (h *Hold) withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() != nil || !h.isSourceOf(ctx) {
+		return withGrace(ctx)
+	}
+	released, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	if deadline, ok := ctx.Deadline(); ok {
+		released, cancel = context.WithDeadline(released, deadline)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		if context.Cause(ctx) == ErrReleased {
+			select {
+			case <-time.After(grace):
+			case <-released.Done():
+			}
+		}
+		cancel()
+	})
+	return released, func() { stop(); cancel() }
+}
+
+// isSourceOf reports whether ctx comes from the hold, and so may end with it.
+func (h *Hold) isSourceOf(ctx context.Context) bool {
+	for from := holdOf(ctx); from != nil; from = holdOf(from.started) {
+		if from == h {
+			return true
+		}
+	}
+	return false
 }
 
 // A releasing is a hold that ends by a release.

@@ -593,6 +593,59 @@ func TestRelease_endedContext(t *testing.T) {
 	})
 }
 
+// A context that comes from the hold ends when the release begins. The release goes on for two seconds more,
+// in a function run by Do too.
+func TestRelease_contextOfTheHold(t *testing.T) {
+	contexts := map[string]func(ctx context.Context, h *stile.Hold) context.Context{
+		"of Do":   func(ctx context.Context, _ *stile.Hold) context.Context { return ctx },
+		"of Hold": func(_ context.Context, h *stile.Hold) context.Context { return h.Context() },
+		"derived": func(ctx context.Context, _ *stile.Hold) context.Context { return context.WithValue(ctx, key{}, 1) },
+	}
+	methods := map[string]func(ctx context.Context, h *stile.Hold) error{
+		"Release":      func(ctx context.Context, h *stile.Hold) error { return h.Release(ctx) },
+		"ReleaseAfter": func(ctx context.Context, h *stile.Hold) error { return h.ReleaseAfter(ctx, time.Minute) },
+	}
+	for method, giveUp := range methods {
+		for name, from := range contexts {
+			t.Run(method+" with a context "+name, func(t *testing.T) {
+				scenario(t, func(t *testing.T, w *testEnv) {
+					ann := w.client("ann")
+					do := func(fault memstore.Fault, f func(ctx context.Context, h *stile.Hold)) {
+						w.faults(fault, on(memstore.Withdraw))
+						_ = ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
+							f(from(ctx, h), h)
+							return nil
+						})
+						w.heal()
+						time.Sleep(2 * time.Minute) // then ReleaseAfter does not keep the lock closed any more
+					}
+					do(memstore.Fault{Delay: 2*time.Second - 1}, func(ctx context.Context, h *stile.Hold) {
+						if err := giveUp(ctx, h); err != nil {
+							t.Errorf("the store answers within two seconds: got %v, want nil", err)
+						}
+					})
+					do(memstore.Fault{Drop: true}, func(ctx context.Context, h *stile.Hold) {
+						start := time.Now()
+						expectError(t, giveUp(ctx, h), context.Canceled)
+						if took := time.Since(start); took != 2*time.Second {
+							t.Errorf("the store does not answer: the release took %v, want 2s", took)
+						}
+					})
+					do(memstore.Fault{Drop: true}, func(ctx context.Context, h *stile.Hold) {
+						ctx, cancel := context.WithTimeout(ctx, time.Second)
+						defer cancel()
+						start := time.Now()
+						expectError(t, giveUp(ctx, h), context.DeadlineExceeded)
+						if took := time.Since(start); took != time.Second {
+							t.Errorf("with a timeout of its own, the release took %v, want 1s", took)
+						}
+					})
+				})
+			})
+		}
+	}
+}
+
 // The hold ends at once. The release continues in the background and frees the lock when the store
 // is reachable again.
 // Promise: P5
