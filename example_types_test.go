@@ -94,7 +94,7 @@ func ExampleLockOptions() {
 	// Output: adds an index to orders, takes an hour OPS-7
 }
 
-// A line shows who holds a lock, and who waits for it.
+// A line shows the holders of a lock and its waiters.
 func ExampleLine() {
 	client, err := stile.New(memstore.New(), &stile.Options{Owner: stile.Owner{User: "ann"}})
 	if err != nil {

@@ -37,7 +37,25 @@ var notForUsers = []string{"internal", "testdata", "cmd", "examples", "lab", "to
 
 // shownElsewhere lists the types without an example of their own. Each is part of another type or result, and
 // is of no use alone. The example of that one shows the type.
-var shownElsewhere = []struct{ typ, example, reason string }{}
+var shownElsewhere = []struct{ typ, example, reason string }{
+	{"stile.Change", "ExampleClient_WatchChanges", "what WatchChanges yields"},
+	{"stile.EndReason", "ExampleHoldEndEvent", "a field of the event"},
+	{"stile.HoldStartEvent", "ExampleHooks", "the event of a hook, together with that of its end"},
+	{"stile.HolderWait", "ExampleClient_WaitGraph", "an edge of the graph"},
+	{"stile.Outcome", "ExampleAttemptEndEvent", "a field of the event"},
+	{"stile.Reason", "ExampleLostError", "a field of the error"},
+	{"stile.SessionEvent", "ExampleRiskEvent", "the event of hooks for the good news after a risk"},
+	{"stile.WaitGraph", "ExampleClient_WaitGraph", "what Client.WaitGraph returns"},
+	{"store.Entry", "ExampleLine", "an element of the line"},
+	{"store.Held", "ExampleOwner", "an element of the owner's field Under"},
+	{"store.SessionOptions", "ExampleSession", "an argument of Store.Open"},
+	{"store.Severity", "ExampleFinding", "a field of the finding"},
+	{"store.State", "ExampleStanding", "a field of the standing"},
+	{"store.Wait", "ExampleOwner", "an element of the owner's field Waits"},
+	{"store/memstore.Call", "ExampleFault", "the argument of the function that returns a fault"},
+	{"store/memstore.Op", "ExampleFault", "a field of the call"},
+	{"store/zkstore.Auth", "ExampleOptions", "an element of the options' field Auth"},
+}
 
 // Each exported type has an example on its page at pkg.go.dev, or is in the list above.
 func TestExamples_everyTypeHasOne(t *testing.T) {
