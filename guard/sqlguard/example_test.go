@@ -10,6 +10,7 @@ import (
 	"github.com/stilelock/stile/guard/sqlguard"
 )
 
+// Made elsewhere: the database with its driver, a client of the locks, and a hold.
 var (
 	ctx    context.Context
 	db     *sql.DB
