@@ -59,11 +59,14 @@ func (f *followed) event(s Step, now time.Time) Event {
 		if known {
 			ev.Waited = since(e.joined, now)
 		}
+		ev.Measured = !known || !e.joined.IsZero()
 	case Ended, Left:
 		if s.What == Ended {
 			ev.Held = since(e.admitted, now)
+			ev.Measured = !e.admitted.IsZero()
 		} else {
 			ev.Waited = since(e.joined, now)
+			ev.Measured = !e.joined.IsZero()
 		}
 		ev.Cause = e.cause(now)
 		delete(f.entries, p.identity())
@@ -140,8 +143,13 @@ func (f *followed) present(now time.Time) stile.Line {
 }
 
 func (f *followed) setRemaining(entry *stile.Entry, holds bool, now time.Time) {
-	e := f.entry(place{*entry, holds})
-	if entry.Remaining = 0; !e.deadline.IsZero() {
-		entry.Remaining = max(e.deadline.Sub(now), time.Nanosecond) // zero would mean that it is not known
+	entry.Remaining = f.entry(place{*entry, holds}).left(now)
+}
+
+// left returns how long the entry's session has left; zero if that is not known.
+func (e *followedEntry) left(now time.Time) time.Duration {
+	if e.deadline.IsZero() {
+		return 0
 	}
+	return max(e.deadline.Sub(now), time.Nanosecond)
 }

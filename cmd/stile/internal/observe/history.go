@@ -26,8 +26,11 @@ type Event struct {
 	// Cause is why a hold has ended or a waiter has left; "" if it is not known.
 	Cause string
 	// Waited is how long the entry waited before it was admitted or left, and Held how long it held.
-	// They are zero if the observer has not seen when that began.
+	// They are zero if the observer has not seen when that began. Waited is also zero if the entry was
+	// admitted before it was first seen.
 	Waited, Held time.Duration
+	// Measured is true if Waited or Held is known, to within the time between two readings.
+	Measured bool
 }
 
 // record is an update of one name.

@@ -27,6 +27,9 @@ type Observer struct {
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by each change
 	status  Status
+	began   time.Time // of the first reading
+
+	hooks Hooks // not changed while Run runs
 }
 
 // Status says how recent the observer's lines are.
@@ -62,6 +65,7 @@ func (o *Observer) Run(ctx context.Context) error {
 	var last error
 	for change, err := range o.client.WatchChanges(ctx, "") {
 		last = err
+		o.reportReading(readingOf(change), change.At, err)
 		if err == nil {
 			o.apply(change, time.Now())
 		}
@@ -94,6 +98,9 @@ func (o *Observer) notifyLocked() {
 func (o *Observer) apply(c stile.Change, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.began.IsZero() {
+		o.began = c.At
+	}
 	before := o.history.last
 	read := make(map[string]bool, len(c.Lines))
 	for _, l := range c.Lines {
@@ -130,6 +137,9 @@ func (o *Observer) applyLineLocked(l stile.Line, at, now time.Time) {
 		for _, s := range Steps(f.line, l) {
 			events = append(events, o.withCauseLocked(l.Name, f.event(s, now)))
 		}
+	}
+	if len(events) > 0 && o.hooks.Changed != nil {
+		o.hooks.Changed(f.line, l, events)
 	}
 	f.line = l
 	f.confirm(l, at)

@@ -19,10 +19,11 @@ const ttl = 15 * time.Second
 
 // world is a store with an observer, and a fake clock.
 type world struct {
-	t   *testing.T
-	st  *memstore.Store
-	o   *observe.Observer
-	ttl time.Duration // of the sessions of new clients
+	t     *testing.T
+	st    *memstore.Store
+	o     *observe.Observer
+	ttl   time.Duration // of the sessions of new clients
+	hooks observe.Hooks // of the observer
 }
 
 // observed calls run with a store. The observer is started by start.
@@ -48,6 +49,7 @@ func (w *world) start() {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	w.o = observe.New(w.client("observer"))
+	w.o.SetHooks(w.hooks)
 	done := make(chan error, 1)
 	go func() { done <- w.o.Run(ctx) }()
 	w.t.Cleanup(func() {

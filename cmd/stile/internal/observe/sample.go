@@ -47,8 +47,13 @@ func (o *Observer) sample(ctx context.Context) {
 			readers.Go(func() {
 				defer func() { <-places }()
 				at := time.Now()
-				// An error is reported by the watch, which reads at least every ten seconds.
-				if l, err := o.client.Line(ctx, name); err == nil {
+				l, err := o.client.Line(ctx, name)
+				if ctx.Err() != nil {
+					return
+				}
+				o.reportReading(ReadLease, at, err)
+				// The watch sets the status: it reads at least every ten seconds.
+				if err == nil {
 					o.confirm(l, at)
 				}
 			})
