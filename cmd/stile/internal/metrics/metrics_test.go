@@ -169,7 +169,7 @@ func TestCollector_countsHoldsAndWaits(t *testing.T) {
 		w.lock(eve, "a/2")
 		time.Sleep(5 * time.Second)
 		w.want(map[string]float64{
-			`stile_lock_entries{class="a",state="held"}`:                             2,
+			`stile_lock_entries{class="a",state="held"}`:                           2,
 			`stile_lock_names{class="a",state="held"}`:                             2,
 			`stile_lock_longest_hold_seconds{class="a"}`:                           5,
 			`stile_lock_longest_wait_seconds{class="a"}`:                           0,
@@ -184,11 +184,11 @@ func TestCollector_countsHoldsAndWaits(t *testing.T) {
 		w.want(map[string]float64{
 			`stile_lock_entries{class="a",state="held"}`:    2,
 			`stile_lock_entries{class="a",state="waiting"}`: 2,
-			`stile_lock_names{class="a",state="held"}`:    2,
-			`stile_lock_names{class="a",state="waiting"}`: 1,
-			`stile_lock_longest_wait_seconds{class="a"}`:  10,
-			`stile_lock_longest_hold_seconds{class="a"}`:  15,
-			`stile_lock_contentions_total{class="a"}`:     1,
+			`stile_lock_names{class="a",state="held"}`:      2,
+			`stile_lock_names{class="a",state="waiting"}`:   1,
+			`stile_lock_longest_wait_seconds{class="a"}`:    10,
+			`stile_lock_longest_hold_seconds{class="a"}`:    15,
+			`stile_lock_contentions_total{class="a"}`:       1,
 		})
 		if err := second.Leave(t.Context()); err != nil {
 			t.Fatal(err)
@@ -203,7 +203,7 @@ func TestCollector_countsHoldsAndWaits(t *testing.T) {
 		w.release(next)
 		time.Sleep(time.Second)
 		w.want(map[string]float64{
-			`stile_lock_entries{class="a",state="held"}`:                             1,
+			`stile_lock_entries{class="a",state="held"}`:                           1,
 			`stile_lock_names{class="a",state="held"}`:                             1,
 			`stile_lock_longest_wait_seconds{class="a"}`:                           0,
 			`stile_lock_acquisitions_total{class="a",outcome="acquired"}`:          3,
@@ -224,9 +224,10 @@ func TestCollector_countsHoldsAndWaits(t *testing.T) {
 // A hold whose session is not renewed is lost. Its lease is seen to end before.
 func TestCollector_countsLosses(t *testing.T) {
 	collected(t, func(t *testing.T, w *world) {
-		ann := w.client()
+		ann, bob := w.client(), w.client()
 		w.start()
 		w.lock(ann, "a/1")
+		other := w.lock(bob, "a/2")
 		time.Sleep(20 * time.Second)
 		const lease = `stile_lock_lease_remaining_seconds{class="a"}`
 		if left := w.values()[lease]; left < ttl.Seconds()/3 || left > ttl.Seconds() {
@@ -238,9 +239,12 @@ func TestCollector_countsLosses(t *testing.T) {
 			t.Errorf("%s: got %v for a session that is about to end, want at most 4", lease, left)
 		}
 		time.Sleep(10 * time.Second)
+		w.release(other)
+		time.Sleep(time.Second)
 		w.want(map[string]float64{
-			`stile_lock_losses_total{class="a",reason="expired"}`:          1,
-			`stile_lock_hold_duration_seconds_count{class="a",end="lost"}`: 1,
+			`stile_lock_losses_total{class="a",reason="expired"}`:              1,
+			`stile_lock_hold_duration_seconds_count{class="a",end="lost"}`:     1,
+			`stile_lock_hold_duration_seconds_count{class="a",end="released"}`: 1,
 		})
 		if _, ok := w.values()[lease]; ok {
 			t.Errorf("%s: got a value without a holder, want none", lease)
