@@ -5,17 +5,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-)
 
-const (
-	// Other is the class of all names that have no class of their own.
-	Other = "other"
-	// maxClasses is the number of classes that come from names. Each class has some hundred time series,
-	// and clients can choose any names.
-	maxClasses = 50
-	// maxClassBytes is the length of a class. A longer one is part of a name that nobody has chosen as a
-	// class.
-	maxClassBytes = 64
+	"github.com/stilelock/stile/internal/lockclass"
 )
 
 // Classes says which names belong to which class of locks. By default the class is the part of the name
@@ -40,8 +31,8 @@ func (c *Classes) Set(s string) error {
 			return fmt.Errorf("want PATTERN=CLASS, as in orders/*=orders, not %q", mapping)
 		case !utf8.ValidString(class):
 			return fmt.Errorf("the class %q is not valid UTF-8", class)
-		case len(class) > maxClassBytes:
-			return fmt.Errorf("the class %q has %d bytes, maximum is %d", class, len(class), maxClassBytes)
+		case len(class) > lockclass.MaxBytes:
+			return fmt.Errorf("the class %q has %d bytes, maximum is %d", class, len(class), lockclass.MaxBytes)
 		}
 		if slices.ContainsFunc(c.rules, func(r classRule) bool { return r.pattern == pattern }) {
 			return fmt.Errorf("there are two classes for the pattern %q", pattern)
@@ -85,12 +76,7 @@ func (c *Classes) of(name string) (class string, chosen bool) {
 			return r.class, true
 		}
 	}
-	class, _, found := strings.Cut(name, "/")
-	class = strings.ToValidUTF8(class, string(utf8.RuneError))
-	if !found || class == "" || len(class) > maxClassBytes {
-		return Other, true
-	}
-	return class, false
+	return lockclass.Of(name), false
 }
 
 func (r classRule) matches(name string) bool {

@@ -3,29 +3,31 @@ package metrics
 import (
 	"strings"
 	"testing"
+
+	"github.com/stilelock/stile/internal/lockclass"
 )
 
 func TestClasses_of(t *testing.T) {
 	for _, tt := range []struct{ mappings, name, class string }{
 		{"", "orders/42", "orders"},
 		{"", "orders/eu/42", "orders"},
-		{"", "nightly-backup", Other},
-		{"", "/orders", Other},
-		{"", "", Other},
+		{"", "nightly-backup", lockclass.Other},
+		{"", "/orders", lockclass.Other},
+		{"", "", lockclass.Other},
 		{"", "a\xffb/1", "a\uFFFDb"},
 		{"", strings.Repeat("x", 64) + "/1", strings.Repeat("x", 64)},
-		{"", strings.Repeat("x", 65) + "/1", Other},
+		{"", strings.Repeat("x", 65) + "/1", lockclass.Other},
 		{"nightly-backup=backups", "nightly-backup", "backups"},
-		{"nightly-backup=backups", "nightly-backup-2", Other},
+		{"nightly-backup=backups", "nightly-backup-2", lockclass.Other},
 		{"nightly-*=nightly", "nightly-", "nightly"},
-		{"nightly-*=nightly", "a nightly-backup", Other},
+		{"nightly-*=nightly", "a nightly-backup", lockclass.Other},
 		{"*/deploy=deploys", "eu/web/deploy", "deploys"},
 		{"tenant/*/orders/*=orders", "tenant/7/orders/42", "orders"},
 		{"tenant/*/orders/*=orders", "tenant/7/bills/42", "tenant"},
 		{"a*b*c=x", "abc", "x"},
 		{"a*b*c=x", "a-b-b-c", "x"},
-		{"a*b*c=x", "ac", Other},
-		{"ab*ba=x", "aba", Other},
+		{"a*b*c=x", "ac", lockclass.Other},
+		{"ab*ba=x", "aba", lockclass.Other},
 		{"*=all", "orders/42", "all"},
 		{"*=all", "", "all"},
 		{"*=all,orders/*=orders, orders/eu/*=eu", "orders/eu/1", "eu"}, // the longest
@@ -76,7 +78,7 @@ func FuzzClasses(f *testing.F) {
 		if c.Set(mappings) != nil {
 			c = Classes{}
 		}
-		if class, _ := c.of(name); class == "" || len(class) > maxClassBytes || strings.ToValidUTF8(class, "") != class {
+		if class, _ := c.of(name); class == "" || len(class) > lockclass.MaxBytes || strings.ToValidUTF8(class, "") != class {
 			t.Errorf("class of %q: got %q", name, class)
 		}
 	})

@@ -11,6 +11,7 @@ package metrics
 
 import (
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
+	"github.com/stilelock/stile/internal/lockclass"
 )
 
 // Values of labels.
@@ -36,7 +38,7 @@ const (
 
 var (
 	waitBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
-	holdBuckets = append(waitBuckets[:len(waitBuckets):len(waitBuckets)], 4*3600, 24*3600)
+	holdBuckets = append(slices.Clip(waitBuckets), 4*3600, 24*3600)
 	readBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 )
 
@@ -50,9 +52,10 @@ type Collector struct {
 	reads                             *prometheus.HistogramVec
 	readErrors                        prometheus.Counter
 
-	mu    sync.Mutex // taken while the observer's is held
-	known map[string]bool
-	room  int // for further classes that come from names
+	mu    sync.Mutex      // taken while the observer's is held
+	known map[string]bool // classes that have counters
+
+	fromNames lockclass.Set
 }
 
 // New returns the metrics of what the observer sees. It must be called before the observer runs, and sets
@@ -82,12 +85,12 @@ func New(o *observe.Observer, classes Classes) *Collector {
 		readErrors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stile_store_read_errors_total", Help: "Readings of the store that have failed.",
 		}),
-		known: make(map[string]bool), room: maxClasses,
+		known: make(map[string]bool),
 	}
 	for _, r := range classes.rules {
 		c.addLocked(r.class)
 	}
-	c.addLocked(Other)
+	c.addLocked(lockclass.Other)
 	for _, what := range []string{observe.ReadAll, observe.ReadChanged, observe.ReadLease} {
 		c.reads.WithLabelValues(what)
 	}
@@ -95,19 +98,17 @@ func New(o *observe.Observer, classes Classes) *Collector {
 	return c
 }
 
-// class returns the class of a name. A class that comes from a name is Other if there are too many of them.
+// class returns the class of a name.
 func (c *Collector) class(name string) string {
 	class, chosen := c.classes.of(name)
+	if !chosen {
+		class = c.fromNames.Limit(class)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if chosen || c.known[class] {
-		return class
+	if !c.known[class] {
+		c.addLocked(class)
 	}
-	if c.room == 0 {
-		return Other
-	}
-	c.room--
-	c.addLocked(class)
 	return class
 }
 

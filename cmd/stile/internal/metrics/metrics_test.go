@@ -21,6 +21,7 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/metrics"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
+	"github.com/stilelock/stile/internal/lockclass"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -407,7 +408,7 @@ func TestCollector_countersBeginAtZero(t *testing.T) {
 		w.start("jobs*=jobs")
 		time.Sleep(time.Second)
 		got := w.values()
-		for _, class := range []string{"a", "jobs", metrics.Other} {
+		for _, class := range []string{"a", "jobs", lockclass.Other} {
 			for _, series := range []string{
 				`stile_lock_acquisitions_total{class=%q,outcome="acquired"}`, `stile_lock_acquisitions_total{class=%q,outcome="lost"}`,
 				`stile_lock_losses_total{class=%q,reason="expired"}`, `stile_lock_losses_total{class=%q,reason="broken"}`,
