@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 # The modules that users import or install, and the other modules. Each is checked by itself and without the workspace, so
 # with the versions that its users get.
-MODULES := . adapters/stilecertmagic adapters/stilecron adapters/stilegocron adapters/stilegoose adapters/stilek8s adapters/stilemigrate guard/s3guard store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
+MODULES := . adapters/stilecertmagic adapters/stilecron adapters/stilegocron adapters/stilegoose adapters/stilek8s adapters/stilemigrate adapters/stileotel guard/s3guard store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
 BESIDE  := examples examples/leader examples/migration lab
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 

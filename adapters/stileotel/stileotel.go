@@ -29,15 +29,15 @@
 //	stile.lock.count               up-down counter        class, state (held or waiting)
 //	stile.lock.losses              counter                class, reason (deadline, expired, evicted or closed)
 //	stile.lock.contentions         counter                class; only with Options.Contentions
-//	stile.session.renew.duration   histogram, s           error.type, if the renewal has failed
+//	stile.session.renew.duration   histogram, s
 //	stile.session.renew.failures   counter
 //	stile.session.margin           gauge, s
 //	stile.session.losses           counter                reason, as above
 //
 // The attributes are stile.lock.class, stile.lock.outcome and so on; stile.loss.reason for both kinds of losses.
 // Their values are those of [stile.Outcome] and [stile.EndReason]. The outcomes of acquisitions are the counts of
-// stile.lock.wait.duration. A renewal without a reply has no duration; it counts as a failure. The margin is the
-// time that was left until the loss of the session after the last attempt to renew it; make one client for each
+// stile.lock.wait.duration. A renewal that fails counts as a failure and has no duration. The margin is the time
+// that was left until the loss of the session after the last attempt to renew it; make one client for each
 // process, because the value is that of the client that renewed last.
 //
 // The class of a lock is the part of its name before the first slash, and "other" if there is none. A function can
@@ -273,14 +273,11 @@ func (r *recorder) contended(ctx context.Context, e stile.ContentionEvent) {
 func (r *recorder) sessionRenewed(e stile.RenewalEvent) {
 	ctx := context.Background()
 	r.margin.Record(ctx, e.Left.Seconds())
-	var attributes []attribute.KeyValue
 	if e.Err != nil {
 		r.failed.Add(ctx, 1)
-		attributes = append(attributes, otherError)
+		return
 	}
-	if e.RoundTrip > 0 {
-		r.renewals.Record(ctx, e.RoundTrip.Seconds(), metric.WithAttributes(attributes...))
-	}
+	r.renewals.Record(ctx, e.RoundTrip.Seconds())
 }
 
 func (r *recorder) sessionLost(e stile.SessionLossEvent) {

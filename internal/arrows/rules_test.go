@@ -90,6 +90,11 @@ var rules = []rule{
 		reason:    "an adapter works with any store, and must not depend on the client of one",
 	},
 	{
+		packages:  []string{stile + "/adapters/stileotel"},
+		forbidden: []string{"go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."},
+		reason:    "a library records with the API of OpenTelemetry; the program chooses the SDK",
+	},
+	{
 		packages: []string{stile + "/internal/testservers"},
 		allowed:  []string{stile + "/internal/tcpproxy", stile + "/internal/clockshim", "golang.org/x/sys/..."},
 		reason:   "the tests of every store use it, and must not need the client of another store",
