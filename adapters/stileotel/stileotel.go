@@ -220,7 +220,7 @@ func fail(span trace.Span, err error, kind attribute.KeyValue) {
 
 func (r *recorder) holdStart(ctx context.Context, e stile.HoldStartEvent) context.Context {
 	class := r.class(e.Name)
-	var link trace.SpanStartOption = trace.WithLinks()
+	link := trace.WithLinks()
 	if a, ok := ctx.Value(attemptKey{}).(attempt); ok {
 		ctx = trace.ContextWithSpan(ctx, a.caller)
 		link = trace.WithLinks(trace.Link{SpanContext: a.wait})

@@ -452,7 +452,7 @@ func TestHooks_sessions(t *testing.T) {
 			t.Errorf("got %v failures, want several", n)
 		}
 		if m := got["stile.session.margin"]; m > 0.3*ttl.Seconds() {
-			t.Errorf("margin of a session that is about to be lost: got %v s, want little", m)
+			t.Errorf("margin of a session that is hardly renewed any more: got %v s, want little", m)
 		}
 		st.SetFaults(nil)
 	})

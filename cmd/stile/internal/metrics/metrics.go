@@ -223,8 +223,8 @@ func (c *Collector) parts() []prometheus.Collector {
 	return []prometheus.Collector{c.acquisitions, c.losses, c.contentions, c.waits, c.holds, c.reads, c.readErrors}
 }
 
-// Collect implements [prometheus.Collector]. While the observer is not up it has no values for what is held
-// and waited for now, because nobody knows.
+// Collect implements [prometheus.Collector]. While the observer is not up there are no values for the present
+// holders and waiters, because nobody knows them.
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)

@@ -348,7 +348,7 @@ func TestCollector_doesNotMeasureWhatItHasNotSeenBegin(t *testing.T) {
 	})
 }
 
-// While the store cannot be read, there are no values for what is held now.
+// While the store cannot be read, there are no values for the present holders.
 func TestCollector_outage(t *testing.T) {
 	collected(t, func(t *testing.T, w *world) {
 		ann := w.client()
