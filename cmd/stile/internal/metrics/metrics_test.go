@@ -510,7 +510,7 @@ func TestHandler(t *testing.T) {
 	server := httptest.NewServer(metrics.Handler(metrics.New(o, metrics.Classes{})))
 	defer server.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
+	done, unread := make(chan error), o.Status()
 	go func() { done <- o.Run(ctx) }()
 	defer func() {
 		cancel()
@@ -518,7 +518,7 @@ func TestHandler(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	o.Wait(ctx, 0, o.Status()) // for the first reading
+	o.Wait(ctx, 0, unread) // for the first reading
 	if _, err := client.Mutex("a/1").Lock(ctx); err != nil {
 		t.Fatal(err)
 	}
