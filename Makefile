@@ -8,6 +8,8 @@ SHELL := /bin/bash
 # with the versions that its users get.
 MODULES := . adapters/stilecertmagic adapters/stilecron adapters/stilegocron adapters/stilegoose adapters/stilek8s adapters/stilemigrate adapters/stileotel guard/s3guard store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
 BESIDE  := examples examples/leader examples/migration lab
+# Not in the workspace, as tools: Prometheus' requirements would raise the versions that the command is built with.
+PROMTEST := cmd/stile/internal/metrics/promtest
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN      := $(CURDIR)/.bin
@@ -33,7 +35,7 @@ test: servers $(BIN)/gotestsum ## run all tests of the library and the command, 
 		--post-run-command=tools/test-summary --raw-command -- tools/test-events
 
 .PHONY: check
-check: fmt vet lint prose tidy types examples release-check lab torture-smoke ## the other checks: formatting, linters, other systems, faults
+check: fmt vet lint prose tidy types examples alerts release-check lab torture-smoke ## the other checks: formatting, linters, other systems, faults
 
 N        ?= 10
 BUSY     ?= 0
@@ -84,7 +86,7 @@ vet: ## run go vet
 	$(each_module) $(rare_gc) GOWORK=off go vet ./...; done
 
 .PHONY: lint
-lint: MODULES += $(BESIDE) tools tools/release
+lint: MODULES += $(BESIDE) $(PROMTEST) tools tools/release
 lint: $(BIN)/golangci-lint ## run golangci-lint
 	$(each_module) $(rare_gc) GOWORK=off $(BIN)/golangci-lint run ./...; done
 
@@ -94,7 +96,7 @@ prose: $(BIN)/prose ## check documentation, comments and messages: spelling, lin
 	cd tools && GOWORK=off go test ./prose
 
 .PHONY: tidy
-tidy: MODULES += $(BESIDE) tools tools/etcd tools/gotestsum tools/release
+tidy: MODULES += $(BESIDE) $(PROMTEST) tools tools/etcd tools/gotestsum tools/release
 tidy: ## check that every go.mod and go.sum is tidy
 	$(each_module) GOWORK=off go mod tidy -diff; done
 
@@ -106,6 +108,11 @@ types: $(BIN)/typecheck ## type-check all code, including tests, for the other s
 .PHONY: examples
 examples: servers ## run examples/, with real servers
 	tools/run-examples
+
+# Without the test cache, which does not notice changes of files in other modules.
+.PHONY: alerts
+alerts: servers ## run the queries of docs/alerts.yml and docs/grafana.json with Prometheus' engine, and provoke each alert
+	cd $(PROMTEST) && GOWORK=off go test -count=1 -vet=off -timeout=10m .
 
 .PHONY: cross
 cross: ## build for the other systems, before a release (everyday check: types, which is much faster)
