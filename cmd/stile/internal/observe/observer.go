@@ -24,10 +24,10 @@ type Observer struct {
 	lines   map[string]*followed // lines with entries, by name
 	names   []string             // their names in order; nil if that must be made again
 	history history
+	began   time.Time                 // when all lines were first read
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by each change
 	status  Status
-	began   time.Time // of the first reading
 
 	hooks Hooks // not changed while Run runs
 }
@@ -98,9 +98,6 @@ func (o *Observer) notifyLocked() {
 func (o *Observer) apply(c stile.Change, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.began.IsZero() {
-		o.began = c.At
-	}
 	before := o.history.last
 	read := make(map[string]bool, len(c.Lines))
 	for _, l := range c.Lines {
@@ -113,6 +110,9 @@ func (o *Observer) apply(c stile.Change, now time.Time) {
 				o.applyLineLocked(NoEntries(name), c.At, now)
 			}
 		}
+	}
+	if !o.status.Read {
+		o.began = now
 	}
 	o.history.forget(now)
 	maps.DeleteFunc(o.broken, func(_ brokenEntry, at time.Time) bool { return now.Sub(at) > brokenMemory })
