@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,14 +26,14 @@ type world struct {
 	st *memstore.Store
 	o  *observe.Observer
 
-	scraping bool
+	gone     atomic.Bool // the server
 	from, to time.Time
 	scrapes  []scrape
 }
 
 // play calls what happens in a bubble with a fake clock, and records what Prometheus gets meanwhile.
 func play(t *testing.T, what func(w *world)) *world {
-	w := &world{st: memstore.New(), scraping: true}
+	w := &world{st: memstore.New()}
 	synctest.Test(t, func(t *testing.T) {
 		w.T = t
 		client := w.client()
@@ -47,7 +48,7 @@ func play(t *testing.T, what func(w *world)) *world {
 		go func() {
 			defer close(scraped)
 			for ctx.Err() == nil {
-				if w.scraping {
+				if !w.gone.Load() {
 					w.scrapes = append(w.scrapes, scrapeFrom(t, handler, time.Now()))
 				}
 				time.Sleep(scrapeInterval)
@@ -150,7 +151,7 @@ func TestAlerts_fire(t *testing.T) {
 			time.Sleep(15 * time.Minute)
 		}, []string{"StileReadErrors", "StileStoreUnreachable"}, nil},
 		{"the server is gone", func(w *world) {
-			w.scraping = false
+			w.gone.Store(true)
 			time.Sleep(15 * time.Minute)
 		}, []string{"StileServerMissing"}, []string{"StileServerMissing"}},
 		{"a lost hold", func(w *world) {
