@@ -82,5 +82,6 @@ func (c *changes) take() []string {
 	}
 	c.any = false
 	clear(c.names)
+	c.arrived.Clear() // by changes that came since it was received, and are in names
 	return names
 }
