@@ -18,9 +18,9 @@ const (
 	// watchResyncInterval is the time after which the lines are read again without a notification,
 	// so that an outage is noticed.
 	watchResyncInterval = 10 * time.Second
-	// fullReadingShare is the largest part of the time, one in so many, that WatchChanges spends on
-	// readings of all lines.
-	fullReadingShare = 10
+	// WatchChanges spends at most one part in so many of the time on readings of all lines: of those that
+	// follow a notification that any line may have changed, and of those without a notification.
+	fullReadingShare, resyncShare = 10, 100
 	// changeReaders is the number of lines that WatchChanges reads at the same time.
 	changeReaders = 8
 )
@@ -64,11 +64,11 @@ type Change struct {
 // afterwards only those that may have changed. So what a change costs does not depend on the number
 // of lines.
 //
-// All lines are read again when the store cannot tell which have changed, as after an outage, and at
-// least every ten seconds. If that takes long, it is done less often, so that these readings take at
-// most a tenth of the time. Changes that the store reports by name are not delayed by that. Redis and
-// Redlock report neither entries that expire nor what other lockers do, and ZooKeeper does not report
-// a changed owner; only a reading of all lines shows that.
+// All lines are read again when the store cannot tell which have changed, as after an outage, and every
+// ten seconds. If that takes long, it is done less often: the former readings take at most a tenth of
+// the time, the latter at most a hundredth. Changes that the store reports by name are not delayed by
+// that. Redis and Redlock report neither entries that expire nor what other lockers do, and ZooKeeper
+// does not report a changed owner; only a reading of all lines shows that.
 //
 // After an error all lines are read, so the next Change makes up for what was missed.
 func (c *Client) WatchChanges(ctx context.Context, prefix string) iter.Seq2[Change, error] {
@@ -106,7 +106,7 @@ func (c *Client) readLines(ctx context.Context, names []string) ([]Line, error) 
 
 // watch yields the results of read: at first, and whenever the store reports that a line with the
 // prefix may have changed. If byName is set, read gets the names of these lines, or nil to read all of
-// them, which watch then does at most for one part in fullReadingShare of the time. Otherwise read
+// them, which watch then does only for a part of the time. Otherwise read
 // always gets nil.
 func watch[T any](
 	ctx context.Context, c *Client, prefix string, bad error, byName bool,
@@ -161,6 +161,7 @@ func watch[T any](
 				p.earliest, p.due = now, now.Add(watchResyncInterval)
 				if byName {
 					p.earliest = now.Add((fullReadingShare - 1) * took)
+					p.due = now.Add(max(watchResyncInterval, (resyncShare-1)*took))
 				}
 			}
 			select {

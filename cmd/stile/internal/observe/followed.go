@@ -9,7 +9,6 @@ import (
 // followed is a line with entries.
 type followed struct {
 	line         stile.Line
-	read         time.Time // when the sessions' leases were last read
 	watchedUntil time.Time // until then somebody looks at it
 	entries      map[identity]*followedEntry
 }
@@ -17,11 +16,6 @@ type followed struct {
 // followedEntry is what the observer knows about an entry beside its last reading.
 type followedEntry struct {
 	joined, admitted time.Time // when that was seen; zero if it was so before
-
-	// The lease of the entry's session, as last read. It ends at deadline unless it is renewed. longest is
-	// the longest time that was ever left: about the TTL.
-	deadline           time.Time
-	remaining, longest time.Duration
 }
 
 func newFollowed(name string) *followed {
@@ -68,7 +62,6 @@ func (f *followed) event(s Step, now time.Time) Event {
 			ev.Waited = since(e.joined, now)
 			ev.Measured = !e.joined.IsZero()
 		}
-		ev.Cause = e.cause(now)
 		delete(f.entries, p.identity())
 	}
 	return ev
@@ -82,74 +75,21 @@ func since(t, now time.Time) time.Duration {
 	return now.Sub(t)
 }
 
-// cause returns why an entry that is gone has left its line, if that is known. Before the deadline the
-// store does not end a session, so somebody removed the entry. At the deadline the session has ended
-// unless it was renewed. That it was not renewed is known if more than half of the TTL had passed without
-// a renewal when the lease was last read: a client that lives renews earlier.
-func (e *followedEntry) cause(now time.Time) string {
-	switch {
-	case e.deadline.IsZero():
-		return ""
-	case now.Before(e.deadline):
-		return Released
-	case e.remaining < e.longest/2:
-		return Lost
-	default:
-		return ""
-	}
-}
-
-// confirm records how long the sessions have left, from a reading of the line that began at the given time.
-func (f *followed) confirm(l stile.Line, at time.Time) {
-	f.read = at
+// follow sets the line, and follows its entries.
+func (f *followed) follow(l stile.Line) {
+	f.line = l
 	for _, p := range places(l) {
-		if p.entry.Remaining <= 0 {
-			continue
-		}
-		e := f.entry(p)
-		if d := at.Add(p.entry.Remaining); d.After(e.deadline) {
-			e.deadline = d
-		}
-		e.remaining, e.longest = p.entry.Remaining, max(e.longest, p.entry.Remaining)
+		f.entry(p)
 	}
-}
-
-// due returns when the lease of a holder must be read again so that its loss can be told from a release;
-// zero if no holder has a known lease.
-func (f *followed) due() time.Time {
-	var first time.Time
-	for _, h := range f.line.Holders {
-		e := f.entry(place{h, true})
-		if e.deadline.IsZero() {
-			continue
-		}
-		if due := e.deadline.Add(-e.longest * 2 / 5); first.IsZero() || due.Before(first) {
-			first = due
-		}
-	}
-	return first
 }
 
 // present returns the line with the times that its sessions have left now.
-func (f *followed) present(now time.Time) stile.Line {
+func (f *followed) present(ls leases, now time.Time) stile.Line {
 	l := clone(f.line)
-	for i := range l.Holders {
-		f.setRemaining(&l.Holders[i], true, now)
-	}
-	for i := range l.Waiters {
-		f.setRemaining(&l.Waiters[i], false, now)
+	for _, entries := range [][]stile.Entry{l.Holders, l.Waiters} {
+		for i := range entries {
+			entries[i].Remaining = ls.remaining(entries[i].Session, now)
+		}
 	}
 	return l
-}
-
-func (f *followed) setRemaining(entry *stile.Entry, holds bool, now time.Time) {
-	entry.Remaining = f.entry(place{*entry, holds}).left(now)
-}
-
-// left returns how long the entry's session has left; zero if that is not known.
-func (e *followedEntry) left(now time.Time) time.Duration {
-	if e.deadline.IsZero() {
-		return 0
-	}
-	return max(e.deadline.Sub(now), time.Nanosecond)
 }

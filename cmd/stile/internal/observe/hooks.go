@@ -78,7 +78,7 @@ func (o *Observer) EachEntry(f func(EntryState)) {
 			if began.IsZero() {
 				began = o.began
 			}
-			f(EntryState{Name: name, Holds: p.holds, For: now.Sub(began), Remaining: e.left(now)})
+			f(EntryState{Name: name, Holds: p.holds, For: now.Sub(began), Remaining: o.leases.remaining(p.entry.Session, now)})
 		}
 	}
 }

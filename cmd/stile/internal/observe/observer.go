@@ -22,6 +22,7 @@ type Observer struct {
 
 	mu      sync.Mutex
 	lines   map[string]*followed // lines with entries, by name
+	leases  leases               // of their sessions
 	names   []string             // their names in order; nil if that must be made again
 	history history
 	began   time.Time                 // when all lines were first read
@@ -46,7 +47,7 @@ type Status struct {
 func New(client *stile.Client) *Observer {
 	return &Observer{
 		client: client, boot: rand.Text(),
-		lines: make(map[string]*followed), history: newHistory(), broken: make(map[brokenEntry]time.Time),
+		lines: make(map[string]*followed), leases: make(leases), history: newHistory(), broken: make(map[brokenEntry]time.Time),
 		changed: make(chan struct{}), status: Status{Since: time.Now()},
 	}
 }
@@ -135,14 +136,14 @@ func (o *Observer) applyLineLocked(l stile.Line, at, now time.Time) {
 	var events []Event
 	if o.status.Read && !same {
 		for _, s := range Steps(f.line, l) {
-			events = append(events, o.withCauseLocked(l.Name, f.event(s, now)))
+			events = append(events, o.withCauseLocked(l.Name, f.event(s, now), now))
 		}
 	}
 	if len(events) > 0 && o.hooks.Changed != nil {
 		o.hooks.Changed(f.line, l, events)
 	}
-	f.line = l
-	f.confirm(l, at)
+	f.follow(l)
+	o.leases.confirm(l, at)
 	if Empty(l) {
 		delete(o.lines, l.Name)
 		o.names = nil
@@ -168,8 +169,12 @@ func (o *Observer) Broken(name string, token uint64) {
 	o.broken[brokenEntry{name, token}] = time.Now()
 }
 
-func (o *Observer) withCauseLocked(name string, e Event) Event {
-	if _, ok := o.broken[brokenEntry{name, e.Entry.Token}]; ok && (e.What == Ended || e.What == Left) {
+func (o *Observer) withCauseLocked(name string, e Event, now time.Time) Event {
+	if e.What != Ended && e.What != Left {
+		return e
+	}
+	e.Cause = o.leases.cause(e.Entry.Session, now)
+	if _, ok := o.broken[brokenEntry{name, e.Entry.Token}]; ok {
 		e.Cause = Broken
 	}
 	return e
@@ -208,7 +213,7 @@ func (o *Observer) lineLocked(name string) stile.Line {
 	if f == nil {
 		return NoEntries(name)
 	}
-	return f.present(time.Now())
+	return f.present(o.leases, time.Now())
 }
 
 // Status returns how recent the lines are.

@@ -171,6 +171,32 @@ func TestObserver_tellsLossFromRelease(t *testing.T) {
 	}
 }
 
+// The leases of a session's lines are read together, so many locks of one client cost no more than one.
+func TestObserver_readsEachSessionOnce(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		for i := range 1000 {
+			w.lock(ann, fmt.Sprintf("%04d", i))
+		}
+		var read atomic.Int64
+		w.hooks.Reading = func(r observe.Reading) {
+			if r.What == observe.ReadLease {
+				read.Add(1)
+			}
+		}
+		w.start()
+		time.Sleep(time.Minute)
+		if n := read.Load(); n < 4 || n > 60 { // at most one in each second
+			t.Errorf("got %d readings of leases in a minute, want 4 to 60", n)
+		}
+		w.vanish(w.o.Line("0000").Holders[0].Session)
+		time.Sleep(2 * ttl)
+		for _, name := range []string{"0000", "0999"} {
+			w.wantTold(name, "ann ended (lost)")
+		}
+	})
+}
+
 // With more holders than the budget of readings allows, a cause may stay unknown, but it is never wrong.
 func TestObserver_tellsNoWrongCauseBeyondItsBudget(t *testing.T) {
 	for _, tt := range []struct {

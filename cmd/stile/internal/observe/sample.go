@@ -2,6 +2,7 @@ package observe
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -62,29 +63,34 @@ func (o *Observer) sample(ctx context.Context) {
 	}
 }
 
-// samples returns the names whose leases must be read now: those that somebody looks at, then those with a
-// holder that may be dying, the earliest deadline first.
+// samples returns the names whose lines must be read now, because they show leases: those that somebody looks
+// at, then those of holders that may be dying, the earliest deadline first. One line shows a session's lease for
+// all of its lines.
 func (o *Observer) samples(now time.Time) []string {
 	type candidate struct {
 		name string
 		due  time.Time
 	}
-	var all []candidate
+	of := make(map[*lease]candidate)
 	o.mu.Lock()
+	o.leases.forget(now)
 	for name, f := range o.lines {
-		due := f.due()
-		if due.IsZero() || now.Sub(f.read) < minSampleAge {
-			continue
-		}
-		if now.Before(f.watchedUntil) {
-			due = time.Time{}
-		}
-		if due.Before(now) {
-			all = append(all, candidate{name, due})
+		for _, h := range f.line.Holders {
+			s := o.leases[h.Session]
+			if s == nil || now.Sub(s.read) < minSampleAge {
+				continue
+			}
+			due := s.due()
+			if now.Before(f.watchedUntil) {
+				due = time.Time{}
+			}
+			if best, ok := of[s]; due.Before(now) && (!ok || due.Before(best.due)) {
+				of[s] = candidate{name, due}
+			}
 		}
 	}
 	o.mu.Unlock()
-	slices.SortFunc(all, func(a, b candidate) int { return a.due.Compare(b.due) })
+	all := slices.SortedFunc(maps.Values(of), func(a, b candidate) int { return a.due.Compare(b.due) })
 	var names []string
 	for _, c := range all[:min(len(all), sampleBudget)] {
 		names = append(names, c.name)
@@ -97,18 +103,5 @@ func (o *Observer) samples(now time.Time) []string {
 func (o *Observer) confirm(l stile.Line, at time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	f := o.lines[l.Name]
-	if f == nil {
-		return
-	}
-	there := make(map[identity]bool)
-	for _, p := range places(f.line) {
-		there[p.identity()] = true
-	}
-	keep := func(entries []stile.Entry, holds bool) []stile.Entry {
-		return slices.DeleteFunc(slices.Clone(entries), func(e stile.Entry) bool {
-			return !there[place{e, holds}.identity()]
-		})
-	}
-	f.confirm(stile.Line{Name: l.Name, Holders: keep(l.Holders, true), Waiters: keep(l.Waiters, false)}, at)
+	o.leases.confirm(l, at)
 }
