@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -39,8 +40,16 @@ type candidate struct {
 	stop    context.CancelFunc
 }
 
+// The durations of an elector.
+type durations struct{ lease, deadline, retry time.Duration }
+
 // campaign starts a candidate. Its lease is so long that only the lock can end a leadership within a test.
 func campaign(t *testing.T, client *stile.Client, identity string) *candidate {
+	t.Helper()
+	return campaignWith(t, client, identity, durations{2 * time.Hour, time.Hour, 10 * time.Millisecond})
+}
+
+func campaignWith(t *testing.T, client *stile.Client, identity string, d durations) *candidate {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	c := &candidate{started: make(chan context.Context, 1), ended: make(chan struct{}), stop: stop}
@@ -48,9 +57,9 @@ func campaign(t *testing.T, client *stile.Client, identity string) *candidate {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock:            c.lock,
 		ReleaseOnCancel: true,
-		LeaseDuration:   2 * time.Hour,
-		RenewDeadline:   time.Hour,
-		RetryPeriod:     10 * time.Millisecond,
+		LeaseDuration:   d.lease,
+		RenewDeadline:   d.deadline,
+		RetryPeriod:     d.retry,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) { c.started <- ctx },
 			OnStoppedLeading: func() {},
@@ -66,6 +75,9 @@ func campaign(t *testing.T, client *stile.Client, identity string) *candidate {
 	t.Cleanup(func() { stop(); <-c.ended })
 	return c
 }
+
+// usual are the durations that client-go recommends, for tests with a fake clock.
+var usual = durations{15 * time.Second, 10 * time.Second, 2 * time.Second}
 
 func (c *candidate) mustNotLead(t *testing.T) {
 	t.Helper()
@@ -180,8 +192,12 @@ func TestLock(t *testing.T) {
 	if err := a.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err != nil {
 		t.Errorf("a's release: %v", err)
 	}
-	if ctx.Err() != nil || a.Hold() != nil {
-		t.Errorf("after a's release its context is %v, and its hold %v; want neither ended nor held", ctx.Err(), a.Hold())
+	if cause := context.Cause(ctx); !errors.Is(cause, stile.ErrReleased) || a.Hold().Valid() {
+		t.Errorf("after a's release its context has ended with %v; want ErrReleased, and no valid hold", cause)
+	}
+	err := a.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"})
+	if !errors.Is(err, stile.ErrReleased) {
+		t.Errorf("a's Update after its release: %v, want ErrReleased", err)
 	}
 	if err := b.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "b"}); err != nil {
 		t.Errorf("b's Update after a's release: %v", err)
@@ -205,10 +221,11 @@ func TestLock_getAfterDeath(t *testing.T) {
 	}
 }
 
-// A candidate whose release got no reply does not keep the lock, and can lead again.
+// A candidate whose release got no reply does not keep the lock, and its process can campaign again.
 func TestLock_releaseUnconfirmed(t *testing.T) {
 	st := memstore.New()
-	a, _ := stilek8s.New(t.Context(), newClient(t, st), name, "a")
+	client := newClient(t, st)
+	a, _ := stilek8s.New(t.Context(), client, name, "a")
 	if err := a.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"}); err != nil {
 		t.Fatal(err)
 	}
@@ -224,8 +241,9 @@ func TestLock_releaseUnconfirmed(t *testing.T) {
 		t.Errorf("a release without a reply: %v, want context.Canceled", err)
 	}
 	st.SetFaults(nil)
+	again, _ := stilek8s.New(t.Context(), client, name, "a")
 	for {
-		err := a.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"})
+		err := again.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"})
 		if err == nil {
 			return
 		}
@@ -269,5 +287,142 @@ func TestLock_foreignRecord(t *testing.T) {
 	lock, _ := stilek8s.New(t.Context(), client, name, "a")
 	if _, _, err := lock.Get(t.Context()); err == nil || apierrors.IsNotFound(err) {
 		t.Errorf("Get: %v, want an error about the record", err)
+	}
+}
+
+// A leader whose renewals fail gives the lock up while it is still valid. Its context ends before another
+// candidate can lead, although LeaderElector itself ends it only after the release.
+// Promise: P6
+func TestLeaderElector_renewalsFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memstore.New()
+		a := campaignWith(t, newClient(t, st), "a", usual)
+		leading := <-a.started
+		b := campaignWith(t, newClient(t, st), "b", usual)
+		time.Sleep(time.Minute)
+		b.mustNotLead(t)
+
+		withdrawn := false
+		st.SetFaults(func(c memstore.Call) memstore.Fault {
+			switch c.Op {
+			case memstore.Withdraw:
+				withdrawn = true
+				return memstore.Fault{LoseReply: true}
+			case memstore.SetRecord:
+				if !withdrawn {
+					return memstore.Fault{Err: errors.New("refused")}
+				}
+			}
+			return memstore.Fault{}
+		})
+		<-b.started
+		if leading.Err() == nil {
+			t.Error("b leads, and a's context has not ended")
+		}
+		<-a.ended
+	})
+}
+
+// A candidate that stops while the store cannot be read does not keep the lock.
+func TestLeaderElector_releaseWithoutReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memstore.New()
+		a := campaignWith(t, newClient(t, st), "a", usual)
+		<-a.started
+		st.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read || c.Op == memstore.ReadRecord {
+				return memstore.Fault{Err: errors.New("refused")}
+			}
+			return memstore.Fault{}
+		})
+		a.stop()
+		<-a.ended
+		st.SetFaults(nil)
+		b := campaignWith(t, newClient(t, st), "b", usual)
+		time.Sleep(10 * time.Minute)
+		select {
+		case <-b.started:
+		default:
+			t.Error("nobody leads ten minutes after a has stopped")
+		}
+	})
+}
+
+// A process that was restarted with the same identity is not shown as the leader while the store still has
+// the hold of the process before it.
+func TestLock_getOfEarlierProcess(t *testing.T) {
+	st := memstore.New()
+	before, _ := stilek8s.New(t.Context(), newClient(t, st), name, "a")
+	if err := before.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	after, _ := stilek8s.New(t.Context(), newClient(t, st), name, "a")
+	if record, _, err := after.Get(t.Context()); err != nil || record.HolderIdentity != "" {
+		t.Errorf("Get: %+v, %v; want no holder", record, err)
+	}
+	err := after.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"})
+	if !errors.Is(err, stile.ErrHeld) {
+		t.Errorf("Update: %v, want ErrHeld", err)
+	}
+}
+
+// The hold is released, and not by the elector: the leader's context ends.
+func TestLock_holdReleased(t *testing.T) {
+	a, ctx := stilek8s.New(t.Context(), newClient(t, memstore.New()), name, "a")
+	if err := a.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Hold().Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-ctx.Done()
+}
+
+// The context of a candidate has ended, and its elector still runs, as it does while controller-runtime's manager
+// stops: the candidate does not lead any more.
+func TestLock_contextEnded(t *testing.T) {
+	parent, cancel := context.WithCancel(t.Context())
+	client := newClient(t, memstore.New())
+	a, _ := stilek8s.New(parent, client, name, "a")
+	cancel()
+	err := a.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("Create: %v, want context.Canceled", err)
+	}
+	if line, err := client.Line(t.Context(), name); err != nil || len(line.Holders) > 0 {
+		t.Errorf("the line is %+v, %v; want no holder", line, err)
+	}
+}
+
+// A release that finds the loss of the lock reports it, and the candidate does not lead again.
+func TestLock_releaseFindsLoss(t *testing.T) {
+	st := memstore.New()
+	client := newClient(t, st)
+	a, ctx := stilek8s.New(t.Context(), client, name, "a")
+	if err := a.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	st.SetFaults(func(c memstore.Call) memstore.Fault {
+		switch c.Op {
+		case memstore.SetRecord:
+			return memstore.Fault{Err: errors.New("refused")}
+		case memstore.Notify:
+			return memstore.Fault{Delay: time.Hour}
+		default:
+			return memstore.Fault{}
+		}
+	})
+	if _, err := client.Break(t.Context(), name, a.Hold().Token()); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Update(t.Context(), resourcelock.LeaderElectionRecord{}); !errors.Is(err, stile.ErrLost) {
+		t.Errorf("the release: %v, want ErrLost", err)
+	}
+	if ctx.Err() == nil {
+		t.Error("the candidate's context has not ended")
+	}
+	st.SetFaults(nil)
+	if err := a.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "a"}); !errors.Is(err, stile.ErrReleased) {
+		t.Errorf("Update after the release: %v, want ErrReleased", err)
 	}
 }
