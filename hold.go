@@ -282,9 +282,9 @@ func (h *Hold) watchContention() <-chan struct{} {
 //     session ends, at the latest. If ctx ended first, the error matches ctx.Err().
 //
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
-// a signal. It allows them too if ctx ends because the hold is released, as [Hold.Context] and the context
-// of a function run by [Mutex.Do] do. Releasing again returns nil. Releasing a hold that has yielded
-// releases the hold that Yield returned.
+// a signal. It also allows two seconds, but not beyond ctx's deadline, if ctx is [Hold.Context], the context
+// of a function run by [Mutex.Do], or derived from one of them: such a context ends when the release begins.
+// Releasing again returns nil. Releasing a hold that has yielded releases the hold that Yield returned.
 func (h *Hold) Release(ctx context.Context) error {
 	if h = h.latest(); h == nil {
 		return nil
@@ -299,8 +299,7 @@ func (h *Hold) Release(ctx context.Context) error {
 //
 // On success nobody else gets the lock until d after the call; then the next waiter does. A store
 // may round d up to a full second or to its minimum TTL, and a change of etcd's leader may double it. If
-// d is zero or negative, ReleaseAfter is Release. If ctx has ended, or ends because the hold is released,
-// ReleaseAfter allows two seconds, as Release does.
+// d is zero or negative, ReleaseAfter is Release. ReleaseAfter allows two seconds in the same cases as Release.
 //
 // If the store does not support it, as ZooKeeper does not, the error matches [ErrUnsupported] and the lock
 // is still held. The same happens on every store to the hold of a reader ([RWMutex.RLock],
@@ -357,8 +356,9 @@ func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, wi
 	return h.reportEnd(reason, r.lost, r.err)
 }
 
-// withGrace returns the context for the requests of a release. It ends with ctx, but two seconds later if
-// ctx has already ended, or ends because the hold is released.
+// withGrace returns the context for the requests of a release, before the hold ends. It ends with ctx, but two
+// seconds later if ctx has already ended, or comes from the hold and ends because the hold is released. In that
+// case it also ends at the deadline of ctx.
 func (h *Hold) withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil || !h.isSourceOf(ctx) {
 		return withGrace(ctx)

@@ -230,8 +230,8 @@ func (m *MultiHold) Deadline() time.Time {
 func (m *MultiHold) Terms() store.Terms { return m.holds[0].Terms() }
 
 // Release gives all locks up, and behaves like [Hold.Release] for each: it returns their errors,
-// joined, and nil if all were held until now. The requests are sent side by side. If ctx has ended, it
-// allows two seconds for all of them. Releasing again returns nil.
+// joined, and nil if all were held until now. The requests are sent side by side. If Hold.Release would allow
+// two seconds, it allows them for all requests together. Releasing again returns nil.
 func (m *MultiHold) Release(ctx context.Context) error {
 	return m.release(ctx, EndReleased, func(t store.Ticket) func(context.Context) error { return t.Withdraw })
 }
@@ -253,12 +253,15 @@ func (m *MultiHold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 
 // release ends all holds.
 func (m *MultiHold) release(ctx context.Context, reason EndReason, withdraw func(store.Ticket) func(context.Context) error) error {
+	if len(m.holds) == 0 { // no lock was taken
+		return nil
+	}
+	ctx, cancel := m.holds[len(m.holds)-1].withGrace(ctx) // Context comes from the last hold: see withHolds
+	defer cancel()
 	m.unobserve()
 	if m.end != nil { // otherwise not all locks were taken
 		m.end(ErrReleased)
 	}
-	ctx, cancel := withGrace(ctx)
-	defer cancel()
 	var errs []error
 	var all []*releasing
 	for _, h := range m.holds {

@@ -734,3 +734,39 @@ func TestLockAll_nested(t *testing.T) {
 		releaseAll(t, m)
 	})
 }
+
+// A context that comes from the locks ends when their release begins. The release goes on for two seconds more,
+// but not beyond a timeout of the context.
+func TestMultiHold_releaseWithItsContext(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		for name, test := range map[string]struct {
+			timeout time.Duration // of a context derived from that of the locks; zero for none
+			fault   memstore.Fault
+			want    error
+			took    time.Duration
+		}{
+			"the store answers within two seconds": {0, memstore.Fault{Delay: 2*time.Second - 1}, nil, 2*time.Second - 1},
+			"the store does not answer":            {0, memstore.Fault{Drop: true}, context.Canceled, 2 * time.Second},
+			"a timeout of its own":                 {time.Second, memstore.Fault{Drop: true}, context.DeadlineExceeded, time.Second},
+		} {
+			m, err := ann.LockAll(t.Context(), "a", "b")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := m.Context(), func() {}
+			if test.timeout > 0 {
+				ctx, cancel = context.WithTimeout(ctx, test.timeout)
+			}
+			w.faults(test.fault, on(memstore.Withdraw))
+			start := time.Now()
+			err = m.Release(ctx)
+			if took := time.Since(start); !errors.Is(err, test.want) || took != test.took {
+				t.Errorf("%s: the release returned %v after %v, want %v after %v", name, err, took, test.want, test.took)
+			}
+			cancel()
+			w.heal()
+			time.Sleep(time.Minute)
+		}
+	})
+}
