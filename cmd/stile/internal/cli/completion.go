@@ -160,7 +160,7 @@ func addCompletions(root *cobra.Command) {
 		switch cmd.Name() {
 		case "run", "elect", "once":
 			cmd.ValidArgsFunction = completeRun
-		case "break", "graph", "hold", "ls", "show", "slots", "wait", "watch":
+		case "break", "graph", "hold", "ls", "show", "slots", "trace", "wait", "watch":
 			cmd.ValidArgsFunction = completeNames
 		default:
 			cmd.ValidArgsFunction = cobra.NoFileCompletions
@@ -168,7 +168,7 @@ func addCompletions(root *cobra.Command) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			var complete cobra.CompletionFunc
 			switch {
-			case f.Name == "output":
+			case f.Value.Type() == "format":
 				complete = oneOf("json", "text")
 			case f.Name == "restart":
 				complete = oneOf("always", "never", "on-loss")

@@ -18,6 +18,7 @@ import (
 // concurrent use.
 type Observer struct {
 	client *stile.Client
+	prefix string
 	boot   string
 
 	mu      sync.Mutex
@@ -44,9 +45,12 @@ type Status struct {
 }
 
 // New returns an observer of all lines that the client can read.
-func New(client *stile.Client) *Observer {
+func New(client *stile.Client) *Observer { return NewWithPrefix(client, "") }
+
+// NewWithPrefix returns an observer of the lines whose name begins with prefix.
+func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 	return &Observer{
-		client: client, boot: rand.Text(),
+		client: client, prefix: prefix, boot: rand.Text(),
 		lines: make(map[string]*followed), leases: make(leases), history: newHistory(), broken: make(map[brokenEntry]time.Time),
 		changed: make(chan struct{}), status: Status{Since: time.Now()},
 	}
@@ -64,7 +68,7 @@ func (o *Observer) Run(ctx context.Context) error {
 	defer sampling.Wait()
 	defer cancel()
 	var last error
-	for change, err := range o.client.WatchChanges(ctx, "") {
+	for change, err := range o.client.WatchChanges(ctx, o.prefix) {
 		last = err
 		o.reportReading(readingOf(change), change.At, err)
 		if err == nil {
