@@ -96,7 +96,9 @@ func (t *traceCmd) record(ctx context.Context, o *observe.Observer, to io.Writer
 	defer p.clear()
 	events, err := trace.Record(ctx, o, trace.Config{
 		To: to, Name: asArgument, Text: plain,
-		Progress: func(events int) { p.show(fmt.Sprintf("%d events; ^C ends the recording", events), fmt.Sprintf("%d events", events)) },
+		Progress: func(events int) {
+			p.show(fmt.Sprintf("%d events; ^C ends the recording", events), fmt.Sprintf("%d events", events))
+		},
 	})
 	p.clear()
 	if err == nil {
