@@ -62,13 +62,14 @@ func TestTrace_killed(t *testing.T) {
 	c := m.command("trace", "-o", m.path("x.json")).spawn()
 	m.awaitFile("x.json", "stile trace")
 	holder := m.start(endableScript, "demo")
-	next := m.startWaiter(1, "demo")
+	next := m.runCommand("demo", "--", "sh", "-c", endableScript).spawn() // it must hold for long enough to be seen
 	m.awaitFile("x.json", "waits demo")
 	m.endScript()
 	holder.expectExit(0)
 	m.awaitFile("x.json", `"ph":"f"`)
 	c.signal(syscall.SIGKILL)
 	c.exitCode()
+	m.endScript()
 	next.exitCode()
 	const want = "B holds demo, B waits demo, E holds demo, E waits demo, B holds demo, s hand-over, f hand-over"
 	if got := strings.Join(readTrace(t, m.read("x.json")+"]"), ", "); !strings.HasPrefix(got, want) {
