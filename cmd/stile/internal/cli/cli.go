@@ -136,7 +136,7 @@ Files:
 		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 	})
 	root.AddCommand(newRun(stdio), newElect(stdio), newOnce(stdio), newHold(stdio), newAssert(stdio), newServe(stdio), newDemo(stdio), newVersion(stdio), newCompletion(), newMan())
-	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio), newSlots(stdio), newGraph(stdio), newTrace(stdio), newDoctor(stdio))
+	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio), newSlots(stdio), newGraph(stdio), newTop(stdio), newTrace(stdio), newDoctor(stdio))
 	root.AddCommand(newWatchdog())
 	addCompletions(root)
 	completePaths(root)

@@ -160,7 +160,7 @@ func addCompletions(root *cobra.Command) {
 		switch cmd.Name() {
 		case "run", "elect", "once":
 			cmd.ValidArgsFunction = completeRun
-		case "break", "graph", "hold", "ls", "show", "slots", "trace", "wait", "watch":
+		case "break", "graph", "hold", "ls", "show", "slots", "top", "trace", "wait", "watch":
 			cmd.ValidArgsFunction = completeNames
 		default:
 			cmd.ValidArgsFunction = cobra.NoFileCompletions

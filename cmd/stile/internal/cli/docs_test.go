@@ -21,7 +21,7 @@ func TestVerbs_areDocumented(t *testing.T) {
 	}
 	for _, cmd := range []*cobra.Command{
 		newRun(Stdio{}), newElect(Stdio{}), newOnce(Stdio{}), newAssert(Stdio{}), newHold(Stdio{}), newSlots(Stdio{}), newBreak(Stdio{}),
-		newGraph(Stdio{}), newTrace(Stdio{}), newDoctor(Stdio{}),
+		newGraph(Stdio{}), newTop(Stdio{}), newTrace(Stdio{}), newDoctor(Stdio{}),
 	} {
 		_, section, found := strings.Cut(string(text), "\n## `stile "+cmd.Name()+" ")
 		if !found {

@@ -90,7 +90,7 @@ func completePaths(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		complete := cmd.ValidArgsFunction
 		switch cmd.Name() {
-		case "run", "elect", "hold", "break", "graph", "ls", "once", "show", "slots", "trace", "wait", "watch":
+		case "run", "elect", "hold", "break", "graph", "ls", "once", "show", "slots", "top", "trace", "wait", "watch":
 		default:
 			continue
 		}
