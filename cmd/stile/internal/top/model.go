@@ -23,27 +23,30 @@ type model struct {
 	width, height int
 	now           time.Time
 	status        observe.Status
-	last          uint64         // number of the last update that was read
-	rows          map[string]Row // of all lines, by name
-	shown         []string       // names of the lines that match the filter, in order
-	waiting       int            // number of waiters in all lines
+	last          uint64           // number of the last update that was read
+	items         map[string]*item // of all lines, by name
+	shown         []*item          // those that match the filter, in order
+	waiting       int              // number of waiters in all lines
 
 	order         order
 	filter        string
 	typing        bool // the keys typed are for the filter
 	cursor, first int  // indexes in shown: of the selected line, and of the first one on the screen
 
-	page   []stile.Line     // the lines on the screen
-	leases map[string]lease // by name
-
-	opened *stile.Line // the line that is shown alone; nil if all are shown
-	scroll int         // number of its lines of text above the screen
+	page   []stile.Line // the lines on the screen
+	opened *stile.Line  // the line that is shown alone; nil if all are shown
+	scroll int          // number of its lines of text above the screen
 }
 
-// lease is what is known of the lease of a holder.
-type lease struct {
+// item is what is kept of a line, whether it is on the screen or not.
+type item struct {
+	name   string // as it is in the store
+	row    Row
+	search string // what a filter is compared with
+
+	// The lease of the holder's session, and the longest time that was ever left of it: about the TTL.
 	session string
-	longest time.Duration // the longest time that was ever left: about the TTL
+	longest time.Duration
 }
 
 // order is what rows are sorted by. Rows that are equal are sorted by name.
@@ -66,7 +69,7 @@ type (
 )
 
 func newModel(ctx context.Context, o *observe.Observer, texts Texts) *model {
-	m := &model{ctx: ctx, observer: o, texts: texts, width: 80, height: 24, leases: make(map[string]lease)}
+	m := &model{ctx: ctx, observer: o, texts: texts, width: 80, height: 24}
 	m.read()
 	m.refresh()
 	return m
@@ -174,8 +177,8 @@ func (m *model) pressInList(key string) {
 	case "a":
 		m.setOrder(byAge)
 	case "enter", "right":
-		if name := m.selected(); len(m.shown) > 0 {
-			l := m.observer.Line(name)
+		if i := m.selected(); i != nil {
+			l := m.observer.Line(i.name)
 			m.opened = &l
 		}
 	default:
@@ -208,20 +211,20 @@ func (m *model) setOrder(o order) {
 	m.arrange()
 }
 
-// selected returns the name of the selected line; "" if there is none.
-func (m *model) selected() string {
+// selected returns the selected line; nil if there is none.
+func (m *model) selected() *item {
 	if m.cursor < len(m.shown) {
 		return m.shown[m.cursor]
 	}
-	return ""
+	return nil
 }
 
 // read reads the status and what has changed since the last call.
 func (m *model) read() {
 	m.status = m.observer.Status()
 	updates, last, known := m.observer.Updates(m.last)
-	if m.rows == nil || !known {
-		m.rows = make(map[string]Row)
+	if m.items == nil || !known {
+		m.items = make(map[string]*item)
 		lines, _ := m.observer.Lines("", "", math.MaxInt)
 		for _, l := range lines {
 			updates = append(updates, observe.Update{Line: l})
@@ -234,11 +237,16 @@ func (m *model) read() {
 	now := time.Now()
 	for _, u := range updates {
 		if observe.Empty(u.Line) {
-			delete(m.rows, u.Line.Name)
-			delete(m.leases, u.Line.Name)
+			delete(m.items, u.Line.Name)
 			continue
 		}
-		m.rows[u.Line.Name] = m.texts.Row(u.Line, now)
+		i := m.items[u.Line.Name]
+		if i == nil {
+			i = &item{name: u.Line.Name}
+			m.items[i.name] = i
+		}
+		i.row = m.texts.Row(u.Line, now)
+		i.search = strings.ToLower(i.row.Name + "\n" + i.row.Holder)
 	}
 	m.arrange()
 }
@@ -248,23 +256,26 @@ func (m *model) arrange() {
 	selected := m.selected()
 	filter := strings.ToLower(m.filter)
 	m.shown, m.waiting = m.shown[:0], 0
-	for name, row := range m.rows {
-		m.waiting += row.Waiting
-		if strings.Contains(strings.ToLower(row.Name), filter) || strings.Contains(strings.ToLower(row.Holder), filter) {
-			m.shown = append(m.shown, name)
+	for _, i := range m.items {
+		m.waiting += i.row.Waiting
+		if strings.Contains(i.search, filter) {
+			m.shown = append(m.shown, i)
 		}
 	}
-	slices.SortFunc(m.shown, func(a, b string) int {
-		return cmp.Or(m.order.compare(m.rows[a], m.rows[b]), cmp.Compare(a, b))
+	slices.SortFunc(m.shown, func(a, b *item) int {
+		if c := m.order.compare(&a.row, &b.row); c != 0 {
+			return c
+		}
+		return strings.Compare(a.name, b.name)
 	})
-	if m.cursor > 0 {
+	if m.cursor > 0 && selected != nil {
 		if i := slices.Index(m.shown, selected); i >= 0 {
 			m.cursor = i
 		}
 	}
 }
 
-func (o order) compare(a, b Row) int {
+func (o order) compare(a, b *Row) int {
 	switch {
 	case o == byWaiting:
 		return cmp.Compare(b.Waiting, a.Waiting)
@@ -293,23 +304,22 @@ func (m *model) refresh() {
 	m.cursor = max(0, min(m.cursor, len(m.shown)-1))
 	m.first = max(0, min(m.first, m.cursor, len(m.shown)-rows))
 	m.first = max(m.first, m.cursor-rows+1)
-	names := m.shown[m.first:min(m.first+rows, len(m.shown))]
-	m.observer.Look(names)
+	var names []string
 	m.page = m.page[:0]
-	for _, name := range names {
-		l := m.observer.Line(name)
+	for _, i := range m.shown[m.first:min(m.first+rows, len(m.shown))] {
+		names = append(names, i.name)
+		l := m.observer.Line(i.name)
 		m.page = append(m.page, l)
 		if len(l.Holders) > 0 {
-			m.noteLease(name, l.Holders[0])
+			i.noteLease(l.Holders[0])
 		}
 	}
+	m.observer.Look(names)
 }
 
-func (m *model) noteLease(name string, e stile.Entry) {
-	known := m.leases[name]
-	if known.session != e.Session {
-		known = lease{session: e.Session}
+func (i *item) noteLease(e stile.Entry) {
+	if i.session != e.Session {
+		i.session, i.longest = e.Session, 0
 	}
-	known.longest = max(known.longest, e.Remaining)
-	m.leases[name] = known
+	i.longest = max(i.longest, e.Remaining)
 }

@@ -43,7 +43,7 @@ func (m *model) rowsOnScreen() int { return max(1, m.height-fixedLines) }
 func (m *model) list() string {
 	lines := []string{m.title(), bold + m.cells("NAME", "HOLDER", "AGE", "LEFT", "", "WAITING") + normal}
 	for i, l := range m.page {
-		lines = append(lines, m.row(l, m.first+i == m.cursor))
+		lines = append(lines, m.row(l, m.shown[m.first+i], m.first+i == m.cursor))
 	}
 	if len(m.page) == 0 {
 		lines = append(lines, m.cut(m.nothing()))
@@ -64,8 +64,9 @@ func (m *model) nothing() string {
 
 // screen puts the last line at the bottom.
 func (m *model) screen(lines []string, last string) string {
-	lines = lines[:min(len(lines), max(0, m.height-1))]
-	return strings.Join(lines, "\n") + strings.Repeat("\n", max(1, m.height-len(lines))) + last
+	above := max(0, m.height-1)
+	lines = lines[:min(len(lines), above)]
+	return strings.Join(lines, "\n") + strings.Repeat("\n", above-max(0, len(lines)-1)) + last
 }
 
 // title returns the first line: what is shown, or that it is old.
@@ -74,18 +75,18 @@ func (m *model) title() string {
 		return red + reversed + m.cut("cannot be read since "+m.status.Since.Local().Format(time.TimeOnly)+", all is old: "+
 			m.texts.Plain(m.status.Err.Error())) + normal
 	}
-	count := fmt.Sprintf("%d locks", len(m.rows))
+	count := fmt.Sprintf("%d locks", len(m.items))
 	if m.filter != "" {
-		count = fmt.Sprintf("%d of %d locks match %s", len(m.shown), len(m.rows), m.texts.Plain(m.filter))
+		count = fmt.Sprintf("%d of %d locks match %s", len(m.shown), len(m.items), m.texts.Plain(m.filter))
 	}
 	return m.cut(fmt.Sprintf("%s, %d waiting, by %s", count, m.waiting, [...]string{"name", "waiting", "age"}[m.order]))
 }
 
-func (m *model) row(l stile.Line, selected bool) string {
+func (m *model) row(l stile.Line, i *item, selected bool) string {
 	r := m.texts.Row(l, m.now)
 	var left, longest time.Duration
 	if len(l.Holders) > 0 {
-		left, longest = l.Holders[0].Remaining, m.leases[l.Name].longest
+		left, longest = l.Holders[0].Remaining, i.longest
 	}
 	bar, color := leaseBar(left, longest)
 	if selected {
