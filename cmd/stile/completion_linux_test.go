@@ -78,7 +78,7 @@ func TestCompletion_liveNames(t *testing.T) {
 		m.expectCompletions(c.want, c.words...)
 	}
 	m.setenv("STILE_URL", s.url)
-	for _, verb := range []string{"run", "elect", "once", "hold", "show", "ls", "watch", "wait", "break", "graph", "slots", "trace"} {
+	for _, verb := range []string{"run", "elect", "once", "hold", "show", "ls", "watch", "wait", "break", "graph", "slots", "top", "trace"} {
 		m.expectCompletions([]string{"job:nightly"}, verb, "job:n")
 		if got := m.completions(verb, "job:nightly", "job:n"); len(got) > 0 {
 			t.Errorf("%s: got completions %q after a name, want none", verb, got)

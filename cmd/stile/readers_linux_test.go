@@ -264,7 +264,7 @@ func TestCommands_invalidArguments(t *testing.T) {
 func TestHelp_readCommandsHaveExamples(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	for _, verb := range []string{"ls", "show", "watch", "wait", "break", "graph", "slots", "trace"} {
+	for _, verb := range []string{"ls", "show", "watch", "wait", "break", "graph", "slots", "top", "trace"} {
 		c := m.stile(verb, "--help")
 		c.expectExit(0)
 		if !strings.Contains(c.stdout.String(), "Examples:\n") || !strings.Contains(c.stdout.String(), "\n  stile "+verb+" ") {

@@ -276,7 +276,7 @@ func TestTop_outage(t *testing.T) {
 		w.press("esc")
 		w.st.SetFaults(nil)
 		w.wait(20 * time.Second)
-		if title := w.screen()[0]; title != "1 locks, 0 waiting, by name" {
+		if title := w.screen()[0]; title != "1 lock, 0 waiting, by name" {
 			t.Errorf("got the title %q after the outage", title)
 		}
 	})

@@ -76,8 +76,11 @@ func (m *model) title() string {
 			m.texts.Plain(m.status.Err.Error())) + normal
 	}
 	count := fmt.Sprintf("%d locks", len(m.items))
+	if len(m.items) == 1 {
+		count = "1 lock"
+	}
 	if m.filter != "" {
-		count = fmt.Sprintf("%d of %d locks match %s", len(m.shown), len(m.items), m.texts.Plain(m.filter))
+		count = fmt.Sprintf("%d of %s match %s", len(m.shown), count, m.texts.Plain(m.filter))
 	}
 	return m.cut(fmt.Sprintf("%s, %d waiting, by %s", count, m.waiting, [...]string{"name", "waiting", "age"}[m.order]))
 }
