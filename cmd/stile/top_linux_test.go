@@ -81,12 +81,6 @@ func (s *screen) await(texts ...string) (found string) {
 	return found
 }
 
-// awaitGone waits until no line has the text.
-func (s *screen) awaitGone(text string) {
-	s.t.Helper()
-	eventually(s.t, fmt.Sprintf("%q not on the screen", text), func() bool { return !strings.Contains(strings.Join(s.lines(), "\n"), text) })
-}
-
 func (s *screen) resize(columns int) {
 	s.t.Helper()
 	s.lines()
