@@ -31,7 +31,7 @@ func (m *machine) draws(columns int, env, name string, args ...string) *screen {
 		_, _ = io.Copy(s.keys, s.terminal)
 	}()
 	m.t.Cleanup(func() {
-		_ = s.terminal.Close()
+		_ = s.terminal.InputPipe().(io.Closer).Close() // Close is not for concurrent use
 		<-answered
 	})
 	s.console.resize(columns)
