@@ -334,26 +334,25 @@ func TestRecord_overlappingSlices(t *testing.T) {
 	})
 }
 
-// Changes of several lines that are read at the same time arrive sorted by line. Here the hold that ended first
-// is in the later line, and the next hold of the process uses its thread.
+// Changes of several lines that are read at the same time arrive sorted by line. Here the hold that began last
+// ended first, and has to get a thread of its own.
 func TestRecord_ordersEventsByTime(t *testing.T) {
 	now := time.Now()
 	var f file
 	r := newRecorder(Config{To: &f, Name: strings.Clone, Text: strings.Clone}, now)
-	entry := func(token uint64) stile.Entry { return stile.Entry{Token: token, Owner: on("web-1", 11)} }
 	at := func(seconds int, what string, token uint64) observe.Event {
-		return observe.Event{Time: now.Add(time.Duration(seconds) * time.Second), Step: observe.Step{What: what, Entry: entry(token)}}
+		e := stile.Entry{Token: token, Owner: on("web-1", 11)}
+		return observe.Event{Time: now.Add(time.Duration(seconds) * time.Second), Step: observe.Step{What: what, Entry: e}}
 	}
-	r.apply([]observe.Update{{Line: stile.Line{Name: "b"}, Events: []observe.Event{at(1, observe.Holds, 1)}}})
 	r.apply([]observe.Update{
-		{Line: stile.Line{Name: "a"}, Events: []observe.Event{at(3, observe.Holds, 2), at(5, observe.Ended, 2)}},
-		{Line: stile.Line{Name: "b"}, Events: []observe.Event{at(2, observe.Ended, 1)}},
+		{Line: stile.Line{Name: "a"}, Events: []observe.Event{at(1, observe.Holds, 1), at(4, observe.Ended, 1)}},
+		{Line: stile.Line{Name: "b"}, Events: []observe.Event{at(2, observe.Holds, 2), at(3, observe.Ended, 2)}},
 	})
 	r.close(now.Add(6 * time.Second))
 	if err := r.flush(); err != nil {
 		t.Fatal(err)
 	}
-	check(t, f.text, now, now.Add(time.Minute), true).want(now, "web-1 pid 11 (job) holds a 3-5", "web-1 pid 11 (job) holds b 1-2")
+	check(t, f.text, now, now.Add(time.Minute), true).want(now, "web-1 pid 11 (job) holds a 1-4", "web-1 pid 11 (job) holds b 2-3")
 }
 
 func TestRecord_marksLosses(t *testing.T) {
