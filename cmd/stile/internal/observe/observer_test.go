@@ -108,6 +108,32 @@ func (w *world) wantTold(name, want string) {
 	}
 }
 
+func TestObserver_prefix(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		w.lock(ann, "a/1")
+		w.lock(ann, "b/1")
+		o := observe.NewWithPrefix(w.client("observer"), "a/")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- o.Run(ctx) }()
+		synctest.Wait()
+		w.lock(ann, "a/2")
+		w.lock(ann, "b/2")
+		time.Sleep(20 * time.Second) // all lines are read again
+		lines, _ := o.Lines("", "", 10)
+		var names []string
+		for _, l := range lines {
+			names = append(names, l.Name)
+		}
+		if got := strings.Join(names, " "); got != "a/1 a/2" {
+			t.Errorf("got the lines %s, want a/1 a/2", got)
+		}
+		cancel()
+		<-done
+	})
+}
+
 func TestObserver_tellsWhatHappened(t *testing.T) {
 	observed(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
