@@ -3,6 +3,7 @@ package main_test
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -93,7 +94,7 @@ func TestTop_live(t *testing.T) {
 	m, srv := newMachine(t), shared(t)
 	m.setenv("STILE_URL", srv.url)
 	holder := m.start(endableScript, "--reason", "release 7", "--label", "team=web", "deploy/web")
-	c := m.draws(100, "NO_COLOR=1", stile, "top")
+	c := m.draws(100, "A=B", stile, "top")
 	line := c.await("deploy/web", fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
 	if !strings.HasSuffix(line, " 0") || !strings.Contains(line, "█") {
 		t.Errorf("got the row %q, want a bar for the lease, and no waiter", line)
@@ -133,16 +134,29 @@ func TestTop_live(t *testing.T) {
 	if code := c.exitCode(); code != 0 {
 		t.Errorf("got exit code %d", code)
 	}
-	for _, color := range []string{"\x1b[3", "\x1b[4"} { // and not the bold and reversed styles
-		if i := strings.Index(c.screenText(), color); i >= 0 && strings.HasPrefix(c.screenText()[i+4:], "m") {
-			t.Errorf("there are colors in spite of NO_COLOR: %q", c.screenText()[i:])
-		}
-	}
 	eventually(t, "the screen of before is restored", func() bool {
 		text := c.screenText()
 		began, ended := strings.LastIndex(text, "\x1b[?1049h"), strings.LastIndex(text, "\x1b[?1049l")
 		return 0 <= began && began < ended
 	})
+}
+
+func TestTop_colors(t *testing.T) {
+	t.Parallel()
+	m, srv := newMachine(t), shared(t)
+	cli := srv.client(t)
+	putHolder(t, cli, "a") // it is selected, and so has no colors
+	putHolder(t, cli, "b")
+	color := regexp.MustCompile(`\x1b\[([0-9;]*;)?[34][0-7]m`)
+	for env, want := range map[string]bool{"A=B": true, "NO_COLOR=1": false} {
+		c := m.draws(100, env, stile, "top", "--url", srv.url)
+		c.await("b unknown client", "█")
+		c.typeKeys("q")
+		c.exitCode()
+		if got := color.FindString(c.screenText()); (got != "") != want {
+			t.Errorf("%s: got the color %q", env, got)
+		}
+	}
 }
 
 func TestTop_outage(t *testing.T) {
