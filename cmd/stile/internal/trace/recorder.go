@@ -19,6 +19,7 @@ type recorder struct {
 	lines     map[string]*line // lines with entries, by name
 	hosts     map[string]int   // numbers of hosts, by name
 	processes map[processKey]*process
+	maxIdle   int     // about so many processes are remembered without being in a line
 	forgetAt  int     // number of processes at which idle ones are forgotten
 	own       *thread // for what concerns the recording itself
 	unread    bool    // own has a slice for an outage of the store
@@ -76,15 +77,15 @@ type thread struct {
 	last int64 // time stamp of its last event
 }
 
-// maxProcesses is the number of processes that are remembered without being in a line. A process that is
+// maxIdleProcesses is the number of processes that are remembered without being in a line. A process that is
 // forgotten and comes back gets a new thread with the same name.
-const maxProcesses = 10000
+const maxIdleProcesses = 10000
 
 func newRecorder(c Config, now time.Time) *recorder {
 	r := &recorder{
 		writer: newWriter(c.To, now), config: c,
 		lines: make(map[string]*line), hosts: make(map[string]int),
-		processes: make(map[processKey]*process), forgetAt: maxProcesses,
+		processes: make(map[processKey]*process), maxIdle: maxIdleProcesses, forgetAt: maxIdleProcesses,
 	}
 	r.own = r.newThread(&process{host: r.newProcess("stile trace", now), name: "the recording"}, now)
 	return r
@@ -152,7 +153,7 @@ func (r *recorder) forgetProcesses() {
 		return
 	}
 	maps.DeleteFunc(r.processes, func(_ processKey, p *process) bool { return len(p.free) == p.threads })
-	r.forgetAt = max(maxProcesses, 2*len(r.processes))
+	r.forgetAt = max(r.maxIdle, 2*len(r.processes))
 	used := make(map[string]bool)
 	for key := range r.processes {
 		used[key.host] = true

@@ -551,18 +551,20 @@ func TestRecord_boundedMemory(t *testing.T) {
 	now := time.Now()
 	var f file
 	r := newRecorder(Config{To: &f, Name: strings.Clone, Text: strings.Clone}, now)
+	const most = 100
+	r.maxIdle, r.forgetAt = most, most
 	long := stile.Entry{Token: 1, Owner: on("stays", 1)}
 	r.holds("stays", long, now, "")
-	for i := range maxProcesses + 1000 {
+	for i := range 10 * most {
 		e := stile.Entry{Token: uint64(i + 2), Owner: on(fmt.Sprint("pod-", i), 1)}
 		name := fmt.Sprint("job-", i)
 		r.waits(name, e, now, "")
 		r.holds(name, e, now, "")
 		r.gone(name, e, now, observe.Released)
 	}
-	if len(r.processes) > maxProcesses || len(r.hosts) > maxProcesses+1 || len(r.lines) != 1 {
+	if len(r.processes) > most || len(r.hosts) > most || len(r.lines) != 1 {
 		t.Errorf("%d processes, %d hosts and %d lines are remembered, want at most %d, and 1 line",
-			len(r.processes), len(r.hosts), len(r.lines), maxProcesses)
+			len(r.processes), len(r.hosts), len(r.lines), most)
 	}
 	r.gone("stays", long, now, observe.Released)
 	r.close(now)
