@@ -7,11 +7,14 @@ require (
 	github.com/charmbracelet/x/ansi v0.11.9
 	github.com/charmbracelet/x/vt v0.1.0
 	github.com/coreos/go-systemd/v22 v22.7.0
+	github.com/danielgtaylor/huma/v2 v2.37.2
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0
 	github.com/prometheus/client_golang v1.23.2
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/stilelock/stile v0.0.0-00010101000000-000000000000
+	github.com/stilelock/stile/store/etcdstore v0.0.0-00010101000000-000000000000
 	github.com/stilelock/stile/storeurl v0.0.0-00010101000000-000000000000
 	go.etcd.io/bbolt v1.5.0
 	go.etcd.io/etcd/api/v3 v3.7.3
@@ -66,7 +69,6 @@ require (
 	github.com/rivo/uniseg v0.4.7 // indirect
 	github.com/sirupsen/logrus v1.9.4 // indirect
 	github.com/soheilhy/cmux v0.1.5 // indirect
-	github.com/stilelock/stile/store/etcdstore v0.0.0-00010101000000-000000000000 // indirect
 	github.com/stilelock/stile/store/redisstore v0.0.0-00010101000000-000000000000 // indirect
 	github.com/stilelock/stile/store/redlockstore v0.0.0-00010101000000-000000000000 // indirect
 	github.com/stilelock/stile/store/zkstore v0.0.0-00010101000000-000000000000 // indirect

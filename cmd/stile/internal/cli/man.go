@@ -114,7 +114,7 @@ func sections(cmd *cobra.Command) map[string]string {
 
 // manPage returns the page of a command in the man macros of roff.
 func manPage(root, cmd *cobra.Command) string {
-	var p page
+	var p roff
 	sections := sections(cmd)
 	p.line(`.TH "%s" "1" "%s" "stile %s" "Stile"`, escape(strings.ToUpper(pageName(cmd))), released(), escape(version()))
 	p.heading("NAME")
@@ -150,15 +150,15 @@ func manPage(root, cmd *cobra.Command) string {
 	return p.String()
 }
 
-// page builds a man page.
-type page struct{ strings.Builder }
+// roff builds a man page.
+type roff struct{ strings.Builder }
 
-func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+func (p *roff) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
-func (p *page) heading(name string) { p.line(".SH %s", name) }
+func (p *roff) heading(name string) { p.line(".SH %s", name) }
 
 // text writes paragraphs. Paragraphs with indented lines keep their line breaks; others are filled.
-func (p *page) text(text string) {
+func (p *roff) text(text string) {
 	for i, paragraph := range strings.Split(text, "\n\n") {
 		if i > 0 {
 			p.line(".PP")
@@ -178,7 +178,7 @@ func (p *page) text(text string) {
 }
 
 // options writes the flags.
-func (p *page) options(flags *pflag.FlagSet) {
+func (p *roff) options(flags *pflag.FlagSet) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden {
 			return
@@ -200,7 +200,7 @@ func (p *page) options(flags *pflag.FlagSet) {
 }
 
 // seeAlso names the other pages.
-func (p *page) seeAlso(root, cmd *cobra.Command) {
+func (p *roff) seeAlso(root, cmd *cobra.Command) {
 	var others []string
 	for _, other := range append([]*cobra.Command{root}, verbs(root)...) {
 		if other != cmd {

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stilelock/stile/cmd/stile/internal/lockname"
 	"github.com/stilelock/stile/store"
 )
 
@@ -54,23 +54,12 @@ func prefixOf(arg string) (string, error) {
 	return prefix, err
 }
 
-// asArgument returns the shortest form of a name, which nameOf turns back into the name. It
-// contains only printable characters.
-func asArgument(name string) string {
-	plain := name != "" && !isPath(name) && !strings.HasPrefix(name, `"`) && name == strings.TrimSpace(name) &&
-		!strings.ContainsFunc(name, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) })
-	if plain {
-		return name
-	}
-	return strconv.Quote(name)
-}
+// asArgument returns the shortest form of a name, which nameOf turns back into the name.
+func asArgument(name string) string { return lockname.Argument(name) }
 
-func isPath(arg string) bool {
-	first, _, slash := strings.Cut(arg, "/")
-	return slash && (first == "" || isDots(first)) || isDots(arg)
-}
+func isPath(arg string) bool { return lockname.IsPath(arg) }
 
-func isDots(part string) bool { return part == "." || part == ".." }
+func isDots(part string) bool { return lockname.IsDots(part) }
 
 // ofPath returns the lock name of a path. It does not follow links, and the file need not exist.
 func ofPath(p string) (string, error) {

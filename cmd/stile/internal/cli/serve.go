@@ -21,7 +21,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile/cmd/stile/internal/local"
+	"github.com/stilelock/stile/cmd/stile/internal/metrics"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
+	"github.com/stilelock/stile/cmd/stile/internal/page"
 )
 
 func newServe(stdio Stdio) *cobra.Command {
@@ -32,7 +34,8 @@ func newServe(stdio Stdio) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [flags]",
 		Short: "Run a lock server: an etcd, alone or as a member of a cluster",
-		Long: `Run a lock server in the foreground: an etcd, alone or as a member of a cluster.
+		Long: `Run a lock server in the foreground: an etcd, alone or as a member of a cluster; or, with --url,
+only the web page of an existing store.
 
 It is a complete etcd: besides stile, every etcd client can lock on it, including
 etcdctl lock and the JSON gateway (/v3/lock/lock). SIGTERM and SIGINT stop it. Its data stays,
@@ -40,7 +43,10 @@ and leases continue after the next start. Its minimum TTL is one second, two in 
 
 Without TLS it listens only on the loopback interface or on a unix socket. For clients on
 other machines it requires TLS, and either client certificates or users, because TLS alone
-admits everybody.`,
+admits everybody.
+
+With --page the locks can be seen in a browser, and read as JSON. On the loopback interface every
+user of this machine can read them, unless --page-tokens is given.`,
 		Example: `  # for this machine
   stile serve
   stile serve --socket /run/stile/stile.sock
@@ -55,6 +61,10 @@ admits everybody.`,
     --peer-listen 0.0.0.0:2380 --tls-peer-ca ca.pem \
     --listen 0.0.0.0:2379 --tls-cert a.pem --tls-key a-key.pem \
     --root-password-file root-password --data /var/lib/stile
+
+  # with a web page; and only the page, of an existing store
+  stile serve --page 127.0.0.1:7845
+  stile serve --url redis://db1:6379
 
   # everything in a file: "listen: 0.0.0.0:2379" and so on
   stile serve --config-file /etc/stile/stile.yaml`,
@@ -71,7 +81,15 @@ admits everybody.`,
 			if background != "" {
 				return local.ServerDir(background).Serve(ctx, o.socket, time.Duration(idle), ready, log)
 			}
-			return serve(ctx, o, log)
+			p, err := listenPage(cmd.Flags(), o, log)
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			if o.url != "" {
+				return stdio.servePage(ctx, o, p, log)
+			}
+			return serve(ctx, o, p, log)
 		},
 	}
 	flags := cmd.Flags()
@@ -94,6 +112,10 @@ type serveOptions struct {
 	rootPasswordFile             string
 	name, peerListen             string
 	peers                        peers
+	url                          string
+	page, pageSocket, pageTokens string
+	allowBreak                   bool
+	classes                      metrics.Classes
 	configFile                   string
 }
 
@@ -118,6 +140,13 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.peerListen, "peer-listen", "", "`host:port` for the other members (default: that in this member's URL)")
 	flags.StringVar(&o.tls.PeerCA, "tls-peer-ca", "",
 		"PEM `file` with the authorities for members' certificates (default: that of --tls-client-ca)")
+	flags.StringVar(&o.page, "page", "", "`host:port` for the web page, its API and metrics "+
+		"(default: none; with --url "+page.DefaultAddress+")")
+	flags.StringVar(&o.pageSocket, "page-socket", "", "unix socket for the same, at this `path`")
+	flags.StringVar(&o.pageTokens, "page-tokens", "", "`file` with a line \"read TOKEN\" or \"break TOKEN\" for each token that the page accepts")
+	flags.BoolVar(&o.allowBreak, "allow-break", false, "let tokens of the role break break locks through the page")
+	flags.Var(&o.classes, "class", "classes of locks in the metrics: `PATTERN=CLASS,…` (default: the name up to its first slash)")
+	flags.StringVar(&o.url, "url", "", "serve only the page, for the existing store with this `URL`")
 	flags.StringVar(&o.configFile, "config-file", "", "YAML `file` with the values of flags; the command line takes precedence")
 }
 
@@ -133,7 +162,7 @@ func (o *serveOptions) config(log *slog.Logger) (node.Config, error) {
 	}
 	var err error
 	if o.socket != "" {
-		if cfg.Socket, err = freeSocket(o.socket); err != nil {
+		if cfg.Socket, err = freeSocket("--socket", o.socket); err != nil {
 			return cfg, err
 		}
 	}
@@ -153,7 +182,7 @@ func (o *serveOptions) config(log *slog.Logger) (node.Config, error) {
 	return cfg, err
 }
 
-func serve(ctx context.Context, o serveOptions, log *slog.Logger) error {
+func serve(ctx context.Context, o serveOptions, p *servedPage, log *slog.Logger) error {
 	cfg, err := o.config(log)
 	if err != nil {
 		return err
@@ -166,7 +195,11 @@ func serve(ctx context.Context, o serveOptions, log *slog.Logger) error {
 		return err
 	}
 	defer n.Close()
-	log.Info("ready", whereToFind(n)...)
+	if err := p.showNode(n, o); err != nil {
+		return err
+	}
+	defer p.Close() // before the node
+	log.Info("ready", append(whereToFind(n), p.whereToFind()...)...)
 	notify(daemon.SdNotifyReady, log)
 	select {
 	case <-ctx.Done():
@@ -199,26 +232,26 @@ func notify(state string, log *slog.Logger) {
 
 // freeSocket returns the absolute path of a unix socket and checks that there is no other file or
 // running server.
-func freeSocket(path string) (string, error) {
+func freeSocket(flag, path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
-		return "", fmt.Errorf("--socket: %w", err)
+		return "", fmt.Errorf("%s: %w", flag, err)
 	}
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return path, nil
 	case err != nil:
-		return "", fmt.Errorf("--socket: %w", err)
+		return "", fmt.Errorf("%s: %w", flag, err)
 	case info.Mode().Type() != os.ModeSocket:
-		return "", fmt.Errorf("--socket: %s exists and is not a socket; choose another path", path)
+		return "", fmt.Errorf("%s: %s exists and is not a socket; choose another path", flag, path)
 	}
 	conn, err := net.Dial("unix", path)
 	if err == nil {
 		conn.Close()
 	}
 	if err == nil || errors.Is(err, syscall.EAGAIN) { // EAGAIN: the queue of connections is full, because the server hangs
-		return "", fmt.Errorf("--socket: another server listens at %s; stop it, or choose another path", path)
+		return "", fmt.Errorf("%s: another server listens at %s; stop it, or choose another path", flag, path)
 	}
 	return path, nil
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -60,7 +61,7 @@ func callerOf(ctx context.Context) string {
 	case "bufconn": // through the gateway, which appends the address to the client's X-Forwarded-For
 		md, _ := metadata.FromIncomingContext(ctx)
 		forwarded := strings.Join(md.Get("x-forwarded-for"), ",")
-		return strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:])
+		return cmp.Or(strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:]), "this process")
 	default:
 		return hostname(caller.Addr.String())
 	}

@@ -93,8 +93,10 @@ type Node struct {
 	ending   atomic.Bool
 	stopped  chan struct{}
 
+	calls []grpc.ServerOption // for every gRPC server
+
 	mu   sync.Mutex
-	grpc []*grpc.Server // one for each address that clients connect to
+	grpc []*grpc.Server // one for each address that clients connect to, and one for each call of Client
 }
 
 // startTimeout limits the start of a server that is alone. It usually takes 100 ms, or a second or
@@ -154,8 +156,8 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 		defer n.mu.Unlock()
 		n.grpc = append(n.grpc, s)
 	}
-	calls := append(n.gate.options(), n.logins.option())
-	ecfg.GRPCAdditionalServerOptions = append(calls, grpc.StatsHandler(&n.activity))
+	n.calls = append(n.gate.options(), n.logins.option())
+	ecfg.GRPCAdditionalServerOptions = append(slices.Clone(n.calls), grpc.StatsHandler(&n.activity))
 	withGateway := n.cfg.Listen != ""
 	ecfg.EnableGRPCGateway, ecfg.UserHandlers = false, n.web.handlers(withGateway)
 	if n.cfg.wantsUsers() {
@@ -177,7 +179,7 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 		n.cfg.started(n.etcd.Server)
 	}
 	n.logins.etcd.Store(n.etcd.Server)
-	if err := n.web.open(n.etcd.Server, n.failure.zap(), withGateway, calls); err != nil {
+	if err := n.web.open(n.etcd.Server, n.failure.zap(), withGateway, n.calls); err != nil {
 		return err
 	}
 	n.health.serve(n.etcd.Server, &n.web, n.failure.zap())

@@ -61,6 +61,29 @@ func (t TLS) check(used bool) error {
 	return nil
 }
 
+// Server returns the configuration of a server with these certificates, whose clients need a certificate if
+// ClientCA is set; nil if there are no certificates. The files are checked.
+func (t TLS) Server() (*tls.Config, error) {
+	if err := t.check(true); err != nil || t.Cert == "" {
+		return nil, err
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+			return &pair, err
+		},
+	}
+	if t.ClientCA != "" {
+		pool, err := authorities("--tls-client-ca", t.ClientCA)
+		if err != nil {
+			return nil, err
+		}
+		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, pool
+	}
+	return config, nil
+}
+
 // leaf returns the server's certificate after checking that it is valid now.
 func (t TLS) leaf() (*x509.Certificate, error) {
 	for _, f := range []struct{ flag, file string }{{"--tls-cert", t.Cert}, {"--tls-key", t.Key}} {

@@ -44,7 +44,7 @@ func (f *followed) event(s Step, now time.Time) Event {
 		_, known = f.entries[p.identityWithoutToken()]
 	}
 	e := f.entry(p)
-	ev := Event{Time: now, Step: s}
+	ev := Event{Time: now, Step: s, known: known}
 	switch s.What {
 	case Waits:
 		e.joined = now

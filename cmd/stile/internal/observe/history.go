@@ -31,6 +31,8 @@ type Event struct {
 	Waited, Held time.Duration
 	// Measured is true if Waited or Held is known, to within the time between two readings.
 	Measured bool
+
+	known bool // the entry was in the line before
 }
 
 // record is an update of one name.
@@ -43,7 +45,8 @@ type record struct {
 
 // history is the updates of the last hour, within its limits.
 type history struct {
-	last    uint64 // number of the last update
+	last    uint64    // number of the last update
+	begin   time.Time // of the last update that was forgotten
 	records []*record
 	byName  map[string][]*record
 }
@@ -71,6 +74,9 @@ func (h *history) forget(now time.Time) {
 	n := max(0, len(h.records)-maxTotal)
 	for n < len(h.records) && now.Sub(h.records[n].at) > maxAge {
 		n++
+	}
+	if n > 0 {
+		h.begin = h.records[n-1].at
 	}
 	for _, r := range h.records[:n] {
 		// A record with events is the first of its name, because both lists are in order.

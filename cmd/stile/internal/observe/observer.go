@@ -59,8 +59,8 @@ func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 // Boot identifies this observer: the numbers of another's updates mean nothing here.
 func (o *Observer) Boot() string { return o.boot }
 
-// Run reads the store until ctx ends. It returns an error if the store refuses, and nil when ctx ends. It
-// must be called once.
+// Run reads the store until ctx ends. It returns an error if the store refuses, and nil when ctx ends. Then
+// it may be called again: the lines, the history and the numbers of updates are kept.
 func (o *Observer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sampling sync.WaitGroup
@@ -261,6 +261,13 @@ func (o *Observer) Updates(after uint64) (updates []Update, last uint64, known b
 		updates[i].Events = append(updates[i].Events, r.events...)
 	}
 	return updates, o.history.last, true
+}
+
+// Last returns the number of the last update.
+func (o *Observer) Last() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.history.last
 }
 
 // Wait waits until there is an update after the given number, the status has changed, or ctx has ended.

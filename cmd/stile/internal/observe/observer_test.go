@@ -474,3 +474,36 @@ func TestObserver_forgetsAfterAnHour(t *testing.T) {
 		}
 	})
 }
+
+// A store that refuses ends Run. The observer can run again, and tells what it has missed.
+func TestObserver_runsAgain(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		o := observe.New(w.client("observer"))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- o.Run(ctx) }()
+		synctest.Wait()
+		boot := o.Boot()
+		h := w.lock(ann, "a")
+		time.Sleep(time.Second)
+		cancel()
+		<-done
+		before := o.Last()
+		w.release(h)
+		h = w.lock(ann, "b")
+		ctx, cancel = context.WithCancel(t.Context())
+		go func() { done <- o.Run(ctx) }()
+		time.Sleep(time.Second)
+		w.o = o
+		w.wantTold("a", "ann holds, ann ended after 1s (released)")
+		w.wantTold("b", "ann holds")
+		if updates, last, known := o.Updates(before); !known || len(updates) != 2 || last < before+2 || o.Boot() != boot {
+			t.Errorf("updates after %d: got %v, the last one %d, known %v, boot %s; want those of a and b, known, %s",
+				before, updates, last, known, o.Boot(), boot)
+		}
+		w.release(h)
+		cancel()
+		<-done
+	})
+}

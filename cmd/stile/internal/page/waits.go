@@ -1,0 +1,140 @@
+package page
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/observe"
+)
+
+// storeTimeout limits a request to the store.
+const storeTimeout = 20 * time.Second
+
+func (p *Page) getWaits(context.Context, *struct{}) (*waitsBody, error) {
+	return p.waits.get(p.readWaits)
+}
+
+// readWaits reads all lines. It does not depend on one request, because its result is for others too.
+func (p *Page) readWaits() (*waitsBody, error) {
+	ctx, cancel := context.WithTimeout(p.ending, storeTimeout)
+	defer cancel()
+	g, err := p.client.WaitGraph(ctx, "")
+	switch {
+	case errors.Is(err, stile.ErrUnsupported):
+		return nil, huma.Error501NotImplemented(err.Error())
+	case err != nil:
+		return nil, huma.Error502BadGateway(err.Error())
+	}
+	return &waitsBody{Waits: waitsOf(g.Waits), Cycles: g.Cycles}, nil
+}
+
+// waitsOf joins what a holder of several locks has published at each of them.
+func waitsOf(graph []stile.HolderWait) []wait {
+	type waiter struct {
+		session, host string
+		pid           int
+		waitsFor      string
+		since         int64
+	}
+	waits, index := []wait{}, map[waiter]int{}
+	for _, w := range graph {
+		by := waiter{w.Holder.Session, w.Holder.Owner.Host, w.Holder.Owner.PID, w.For, w.Since.UnixNano()}
+		i, ok := index[by]
+		if !ok {
+			i = len(waits)
+			index[by] = i
+			waits = append(waits, wait{Waiter: w.Holder, WaitsFor: w.For, Since: w.Since})
+		}
+		waits[i].Holds = append(waits[i].Holds, w.Held)
+	}
+	return waits
+}
+
+// maxBlamed is how many holders are blamed.
+const maxBlamed = 100
+
+type blameInput struct {
+	Prefix string `query:"prefix" doc:"Only locks whose name begins with it."`
+}
+
+// allBlame is what the observer says about all locks.
+type allBlame struct {
+	since time.Time
+	blame []observe.Blame
+}
+
+func (p *Page) getBlame(_ context.Context, in *blameInput) (*blameBody, error) {
+	all, _ := p.blame.get(func() (*allBlame, error) { // never fails
+		since, blame := p.observer.Blame()
+		return &allBlame{since, blame}, nil
+	})
+	body := &blameBody{Since: all.since, Blame: []blamed{}}
+	for _, b := range all.blame {
+		if !strings.HasPrefix(b.Name, in.Prefix) {
+			continue
+		}
+		if body.Blame = append(body.Blame, blamed{
+			Holder: b.Holder, Name: b.Name, Key: keyOf(b.Name), Waited: b.Waited.Seconds(), Waiters: b.Waiters, Holds: b.Holds,
+		}); len(body.Blame) == maxBlamed {
+			break
+		}
+	}
+	return body, nil
+}
+
+type breakInput struct {
+	Body breakRequest
+}
+
+type breakRequest struct {
+	Name   string `json:"name,omitempty" doc:"The lock's name."`
+	Key    string `json:"key,omitempty" doc:"The key of its name, instead of name."`
+	Token  uint64 `json:"token,string" doc:"The token of the holder or waiter to remove."`
+	Reason string `json:"reason" minLength:"1" maxLength:"500" doc:"Why, for the server's log."`
+}
+
+type breakRequestDoc struct {
+	Name   string `json:"name,omitempty" doc:"The lock's name."`
+	Key    string `json:"key,omitempty" doc:"The key of its name, instead of name."`
+	Token  string `json:"token" pattern:"^[0-9]{1,20}$" patternDescription:"decimal number" doc:"The token of the holder or waiter to remove."`
+	Reason string `json:"reason" minLength:"1" maxLength:"500" doc:"Why, for the server's log."`
+}
+
+// postBreak removes an entry. Each attempt is one line in the log, whatever comes of it.
+func (p *Page) postBreak(ctx context.Context, in *breakInput) (*brokenBody, error) {
+	who := grantOf(ctx)
+	name, err := chosenName(in.Body.Name, in.Body.Key)
+	switch {
+	case !p.cfg.AllowBreak:
+		return nil, huma.Error403Forbidden("breaking locks is off; start stile serve with --allow-break")
+	case who.role != RoleBreak:
+		return nil, huma.Error403Forbidden("breaking a lock needs a token of the role break; this one has the role read")
+	case err != nil:
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout) // the client may go away meanwhile
+	defer cancel()
+	p.observer.Broken(name, in.Body.Token)
+	entry, err := p.client.Break(ctx, name, in.Body.Token)
+	result := "removed"
+	switch {
+	case errors.Is(err, stile.ErrGone):
+		result = "no entry has that token"
+		err = huma.Error404NotFound(fmt.Sprintf("no holder or waiter has the token %d; nothing changed", in.Body.Token))
+	case err != nil:
+		result = "not known: " + err.Error()
+		err = huma.Error502BadGateway(err.Error() + "; look at the line to see whether the entry was removed")
+	}
+	p.cfg.Logger.Warn("break requested through the page", "lock", name, "token", in.Body.Token, "reason", in.Body.Reason,
+		"result", result, "role", string(who.role), "tokens_line", who.line, "from", who.from, "owner", entry.Owner.String())
+	if err != nil {
+		return nil, err
+	}
+	return &brokenBody{name, entry, argumentOf(name), keyOf(name)}, nil
+}
