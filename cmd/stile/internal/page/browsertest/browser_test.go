@@ -1,0 +1,336 @@
+// Package browsertest tests the page of stile serve in a browser, against real stores.
+package browsertest
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/observe"
+	"github.com/stilelock/stile/cmd/stile/internal/page"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/storeurl"
+)
+
+// patience is how long a condition may take on a machine that is busy.
+const patience = time.Minute
+
+// ttl is long, because a test may be stopped for seconds on a busy machine.
+const ttl = 20 * time.Second
+
+// chromium is the browser that all tests share.
+var chromium struct {
+	start sync.Once
+	ctx   context.Context
+	close func()
+	err   error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if chromium.close != nil {
+		chromium.close()
+	}
+	os.Exit(code)
+}
+
+// startBrowser starts the browser unless it runs.
+func startBrowser(t testing.TB) context.Context {
+	t.Helper()
+	chromium.start.Do(func() {
+		path, err := testservers.Chromium()
+		if err != nil {
+			chromium.err = err
+			return
+		}
+		options := append(chromedp.DefaultExecAllocatorOptions[:len(chromedp.DefaultExecAllocatorOptions):len(chromedp.DefaultExecAllocatorOptions)],
+			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 800))
+		allocator, closeAllocator := chromedp.NewExecAllocator(context.Background(), options...)
+		ctx, closeBrowser := chromedp.NewContext(allocator)
+		chromium.ctx, chromium.close = ctx, func() { closeBrowser(); closeAllocator() }
+		chromium.err = chromedp.Do(ctx)
+	})
+	testservers.Check(t, chromium.err)
+	return chromium.ctx
+}
+
+// world is a store with a page.
+type world struct {
+	testing.TB
+	redis  *testservers.Redis
+	st     store.Store
+	page   *page.Page
+	cfg    page.Config
+	source page.Source
+}
+
+// newWorld serves the page of a new Redis.
+func newWorld(t testing.TB, configure func(*page.Config)) *world {
+	t.Helper()
+	startBrowser(t) // skips the test without one
+	w := &world{TB: t, redis: testservers.StartRedis(t)}
+	conn, err := storeurl.Open(t.Context(), "redis://"+w.redis.Addr(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	w.st = conn.Store
+	w.cfg = page.Config{Address: "127.0.0.1:0", Store: "redis://" + w.redis.Addr(), Version: "test", Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	if configure != nil {
+		configure(&w.cfg)
+	}
+	w.source.Client = w.client(stile.Owner{Command: "page"})
+	w.serve()
+	w.cfg.Address = strings.TrimPrefix(w.page.URL(), "http://") // also after a restart
+	t.Cleanup(func() { w.page.Close() })
+	return w
+}
+
+// serve starts the server of the page. Its boot differs from that of the one before.
+func (w *world) serve() {
+	w.Helper()
+	w.source.Observer = observe.New(w.source.Client)
+	var err error
+	if w.page, err = page.Start(w.cfg, w.source); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) client(owner stile.Owner) *stile.Client {
+	w.Helper()
+	c, err := stile.New(w.st, &stile.Options{TTL: ttl, Owner: owner})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the store may be gone
+		defer cancel()
+		_ = c.Close(ctx)
+	})
+	return c
+}
+
+// host returns a client with the name of a host, which is what the page shows of waiters.
+func (w *world) host(name string) *stile.Client {
+	w.Helper()
+	return w.client(stile.Owner{Host: name, PID: 7, User: "ann", Command: "deploy"})
+}
+
+func (w *world) lock(c *stile.Client, name string) *stile.Hold {
+	w.Helper()
+	h, err := c.Mutex(name).Lock(w.Context())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return h
+}
+
+// join joins the line of a lock, and waits until the entry is in the store.
+func (w *world) join(c *stile.Client, name string) *stile.Place {
+	w.Helper()
+	p, err := c.Mutex(name).Join(w.Context())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return p
+}
+
+func (w *world) release(h *stile.Hold) {
+	w.Helper()
+	if err := h.Release(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// foreign adds an entry with a name and an owner that Stile itself would not accept.
+func (w *world) foreign(name string, owner store.Owner) {
+	w.Helper()
+	se, err := w.st.Open(w.Context(), store.SessionOptions{TTL: time.Hour})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = se.Close(context.Background()) })
+	if _, err := se.Enqueue(w.Context(), store.Request{Name: name, Mode: line.Exclusive, Owner: owner, Notify: func(store.Standing) {}}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// tab is a tab of the browser that shows the page.
+type tab struct {
+	*world
+	ctx context.Context
+
+	mu       sync.Mutex
+	messages []string // of the console, and violations of the content security policy
+	refusals bool     // whether requests may fail
+}
+
+// open shows the page, at an address such as "#lines".
+func (w *world) open(address string, before ...action) *tab {
+	w.Helper()
+	t := &tab{world: w}
+	ctx, cancel := chromedp.NewContext(startBrowser(w), chromedp.WithNewBrowserContext(), chromedp.WithListener(t.listen))
+	w.Cleanup(cancel)
+	t.ctx = ctx
+	if err := chromedp.Do(ctx); err != nil { // without a time-out: its context is that of the tab
+		w.Fatal(err)
+	}
+	t.run(before...)
+	t.run(chromedp.Navigate(w.page.URL() + "/" + address))
+	w.Cleanup(func() {
+		if w.Failed() {
+			w.Logf("the page's text: %s", eval[string](t, "document.body.innerText"))
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for _, m := range t.messages {
+			w.Errorf("console: %s", m)
+		}
+	})
+	return t
+}
+
+// listen keeps what the browser complains of. Requests that fail are no complaint if the test expects them.
+func (t *tab) listen(event any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch e := event.(type) {
+	case *runtime.EventConsoleAPICalled:
+		var text []string
+		for _, arg := range e.Args {
+			text = append(text, string(arg.Value)+arg.Description)
+		}
+		t.messages = append(t.messages, strings.Join(text, " "))
+	case *runtime.EventExceptionThrown:
+		t.messages = append(t.messages, fmt.Sprintf("exception: %s %s", e.ExceptionDetails.Text, quoteAny(e.ExceptionDetails.Exception)))
+	case *log.EventEntryAdded:
+		if t.refusals && e.Entry.Source == log.EntrySourceNetwork {
+			return
+		}
+		t.messages = append(t.messages, fmt.Sprintf("%s %s: %s %s", e.Entry.Source, e.Entry.Level, e.Entry.Text, e.Entry.URL))
+	}
+}
+
+// expectRefusals says that requests will fail.
+func (t *tab) expectRefusals() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refusals = true
+}
+
+func (t *tab) run(actions ...action) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	if err := chromedp.Do(ctx, actions...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eval returns the value of an expression.
+func eval[T any](t *tab, js string) T {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](js))
+	if err != nil {
+		t.Fatalf("%s: %v", js, err)
+	}
+	return value
+}
+
+// await waits until an expression is true.
+func (t *tab) await(js string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if eval[bool](t, "Boolean("+js+")") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, js)
+		}
+	}
+}
+
+// awaitText waits until the text of an element contains some text.
+func (t *tab) awaitText(selector, text string) {
+	t.Helper()
+	t.await(fmt.Sprintf("document.querySelector(%s)?.innerText.includes(%s)", quote(selector), quote(text)))
+}
+
+func (t *tab) click(selector string) {
+	t.Helper()
+	t.await("document.querySelector(" + quote(selector) + ")")
+	eval[bool](t, "(document.querySelector("+quote(selector)+").click(), true)")
+}
+
+// press presses keys, one after the other.
+func (t *tab) press(keys ...string) {
+	t.Helper()
+	for _, key := range keys {
+		t.run(chromedp.KeyEvent(key))
+	}
+}
+
+func (t *tab) typeText(text string) {
+	t.Helper()
+	t.run(chromedp.KeyEvent(text))
+}
+
+// action is something that a tab does.
+type action = chromedp.Action[chromedp.Void]
+
+// size sets the size of the tab.
+func size(width, height int64) action { return chromedp.EmulateViewport(width, height) }
+
+// scheme has the tab prefer a color scheme.
+func scheme(value string) action {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}},
+		})
+		return err
+	})
+}
+
+// quote returns a text as JavaScript.
+func quote(text string) string {
+	b, err := json.Marshal(text)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// row returns an expression for the row of a lock.
+func row(name string) string { return fmt.Sprintf("document.getElementById(%s)", quote("row-"+key(name))) }
+
+func key(name string) string { return base64.RawURLEncoding.EncodeToString([]byte(name)) }
+
+const (
+	enter  = kb.Enter
+	escape = kb.Escape
+)
+
+func quoteAny(value any) string {
+	b, _ := json.Marshal(value)
+	return string(b)
+}

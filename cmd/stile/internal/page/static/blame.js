@@ -1,0 +1,1 @@
+export const blameView = { show() {}, hide() {}, update() {} };

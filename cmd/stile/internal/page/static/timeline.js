@@ -1,0 +1,1 @@
+export const timelineView = { show() {}, hide() {}, update() {} };

@@ -1,0 +1,1 @@
+export const waitsView = { show() {}, hide() {}, update() {} };
