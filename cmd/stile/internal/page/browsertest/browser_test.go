@@ -146,11 +146,36 @@ func (w *world) lock(c *stile.Client, name string) *stile.Hold {
 // join joins the line of a lock, and waits until the entry is in the store.
 func (w *world) join(c *stile.Client, name string) *stile.Place {
 	w.Helper()
+	before := w.entries(name)
 	p, err := c.Mutex(name).Join(w.Context())
 	if err != nil {
 		w.Fatal(err)
 	}
+	for w.entries(name) == before {
+		sleep(w.Context(), 5*time.Millisecond)
+	}
 	return p
+}
+
+// entries returns how many entries a line has in the store.
+func (w *world) entries(name string) int {
+	w.Helper()
+	l, err := w.source.Client.Line(w.Context(), name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return len(l.Holders) + len(l.Waiters)
+}
+
+// nest has a client hold a lock, and wait for another one meanwhile.
+func (w *world) nest(c *stile.Client, held, wanted string) {
+	w.Helper()
+	h := w.lock(c, held)
+	go func() {
+		if other, err := c.Mutex(wanted).Lock(h.Context()); err == nil {
+			_ = other.Release(context.Background())
+		}
+	}()
 }
 
 func (w *world) release(h *stile.Hold) {
@@ -333,4 +358,11 @@ const (
 func quoteAny(value any) string {
 	b, _ := json.Marshal(value)
 	return string(b)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }

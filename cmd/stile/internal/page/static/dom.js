@@ -97,7 +97,11 @@ export const plural = (n, one, many = one + "s") => `${number(n)} ${n === 1 ? on
 // keyed makes the children of a container those of some items, in order. It keeps the elements of items that are there
 // already, so that clicks, the focus and the selection are not lost.
 export function keyed(container, items, keyOf, create, update) {
-	const there = new Map([...container.children].map((child) => [child.dataset.of, child]));
+	const there = new Map();
+	for (const child of [...container.children]) {
+		if (there.has(child.dataset.of)) child.remove(); // items had the same key
+		else there.set(child.dataset.of, child);
+	}
 	let at = container.firstChild;
 	for (const item of items) {
 		const key = String(keyOf(item));

@@ -1,0 +1,114 @@
+package browsertest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/stilelock/stile"
+)
+
+// maxImageBytes limits the size of the images in the documentation.
+const maxImageBytes = 150 << 10
+
+// With STILE_SCREENSHOTS=DIR this makes the images of docs/images, in DIR. It takes half a minute, because the timeline
+// needs something to show.
+func TestScreenshots(t *testing.T) {
+	dir := os.Getenv("STILE_SCREENSHOTS")
+	if dir == "" {
+		t.Skip("set STILE_SCREENSHOTS to the directory of the images to make them")
+	}
+	w := newWorld(t, nil)
+	w.demo(25 * time.Second)
+	page := w.open("", size(1180, 620), scheme("light"))
+	page.await(row("deploy/shop"))
+	time.Sleep(time.Second)
+	page.shoot(dir, "lines")
+	page.run(scheme("dark"))
+	page.click("#row-" + key("deploy/shop"))
+	page.awaitText("#detail", "the new checkout")
+	page.shoot(dir, "detail-dark")
+	page.press("t")
+	page.awaitText("#timeline-summary", "holds")
+	page.run(scheme("light"))
+	time.Sleep(time.Second)
+	page.shoot(dir, "timeline")
+	page.press("3")
+	page.awaitText("#waits-summary", "deadlock")
+	page.shoot(dir, "waits")
+	page.press("4")
+	page.awaitText("#blame", "deploy")
+	page.shoot(dir, "blame")
+	phone := w.open("", size(360, 640), scheme("dark"))
+	phone.await(row("deploy/shop"))
+	phone.shoot(dir, "phone")
+}
+
+// shoot writes an image of what the tab shows.
+func (t *tab) shoot(dir, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	image, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(image) > maxImageBytes {
+		t.Errorf("image %s has %d bytes, more than %d", name, len(image), maxImageBytes)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), image, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// demo gives the store something to show: after a while of deploys, jobs and a deadlock.
+func (w *world) demo(d time.Duration) {
+	w.Helper()
+	ctx, cancel := context.WithCancel(w.Context())
+	w.Cleanup(cancel)
+	owner := func(host, command, reason string, pid int) *stile.Client {
+		return w.client(stile.Owner{Host: host, User: "deploy", PID: pid, Command: command, Reason: reason})
+	}
+	for i := range 5 { // hand over and over again
+		c := owner(fmt.Sprintf("ci-%d", i+1), "release.sh", "release 1.9: the new checkout", 4100+37*i)
+		go func() {
+			for ctx.Err() == nil {
+				if h, err := c.Mutex("deploy/shop").Lock(ctx); err == nil {
+					sleep(ctx, time.Duration(900+700*((i*7)%5))*time.Millisecond)
+					_ = h.Release(context.WithoutCancel(ctx))
+				}
+				sleep(ctx, time.Duration(300+900*((i*3)%4))*time.Millisecond)
+			}
+		}()
+	}
+	for i := range 4 {
+		c := owner(fmt.Sprintf("render-%d", i+1), "thumbs", "", 900+i)
+		w.wait(c.Semaphore("pool/thumbnails", 3).Join(ctx))
+	}
+	for i := range 7 {
+		w.lock(owner("db-1", "vacuum", "nightly", 60+i), fmt.Sprintf("jobs/vacuum-%d", i+1))
+	}
+	w.lock(owner("cron-2", "backup.sh", "", 811), "jobs/backup")
+	w.wait(owner("cron-1", "backup.sh", "", 5122).Mutex("jobs/backup").Join(ctx))
+	w.wait(owner("web-1", "server", "", 17).RWMutex("config").RJoin(ctx))
+	w.wait(owner("web-2", "server", "", 19).RWMutex("config").RJoin(ctx))
+	w.wait(owner("admin-1", "edit-config", "raise the limits", 3301).RWMutex("config").Join(ctx))
+	a, b := owner("billing-1", "invoice", "", 71), owner("billing-2", "refund", "", 72)
+	w.nest(a, "orders/17", "stock/4")
+	w.nest(b, "stock/4", "orders/17")
+	w.nest(owner("billing-3", "report", "", 73), "reports/may", "orders/17")
+	sleep(ctx, d)
+}
+
+// wait is for the result of a Join.
+func (w *world) wait(_ *stile.Place, err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
