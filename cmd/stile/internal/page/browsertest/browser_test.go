@@ -2,13 +2,15 @@
 package browsertest
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
+	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +19,8 @@ import (
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	pageevents "github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -80,6 +84,58 @@ type world struct {
 	page   *page.Page
 	cfg    page.Config
 	source page.Source
+	log    logBuffer
+}
+
+// logBuffer collects what the server logs.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements [io.Writer].
+func (l *logBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+const (
+	readToken  = "read-0123456789abcdef"
+	breakToken = "break-0123456789abcdef"
+)
+
+// allowBreak restarts the server with tokens.
+func (w *world) allowBreak() {
+	w.Helper()
+	file := filepath.Join(w.TempDir(), "tokens")
+	if err := os.WriteFile(file, []byte("read "+readToken+"\nbreak "+breakToken+"\n"), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	tokens, err := page.ReadTokens(file)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.page.Close()
+	w.cfg.Tokens, w.cfg.AllowBreak = tokens, true
+	w.serve()
+}
+
+// openWithToken shows the page with a token.
+func (w *world) openWithToken(token string) *tab {
+	w.Helper()
+	t := w.open("")
+	t.expectRefusals()
+	t.await("document.activeElement?.id === 'token'")
+	t.typeText(token)
+	t.press(enter)
+	return t
 }
 
 // newWorld serves the page of a new Redis.
@@ -93,7 +149,7 @@ func newWorld(t testing.TB, configure func(*page.Config)) *world {
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	w.st = conn.Store
-	w.cfg = page.Config{Address: "127.0.0.1:0", Store: "redis://" + w.redis.Addr(), Version: "test", Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	w.cfg = page.Config{Address: "127.0.0.1:0", Store: "redis://" + w.redis.Addr(), Version: "test", Logger: slog.New(slog.NewTextHandler(&w.log, nil))}
 	if configure != nil {
 		configure(&w.cfg)
 	}
@@ -203,15 +259,22 @@ type tab struct {
 	*world
 	ctx context.Context
 
-	mu       sync.Mutex
-	messages []string // of the console, and violations of the content security policy
-	refusals bool     // whether requests may fail
+	mu        sync.Mutex
+	messages  []string       // of the console, and violations of the content security policy
+	refusals  bool           // whether requests may fail
+	requested map[string]int // how often, by path
 }
 
 // open shows the page, at an address such as "#lines".
 func (w *world) open(address string, before ...action) *tab {
 	w.Helper()
-	t := &tab{world: w}
+	return w.openAt(w.page.URL(), address, before...)
+}
+
+// openAt is open for another server.
+func (w *world) openAt(url, address string, before ...action) *tab {
+	w.Helper()
+	t := &tab{world: w, requested: make(map[string]int)}
 	ctx, cancel := chromedp.NewContext(startBrowser(w), chromedp.WithNewBrowserContext(), chromedp.WithListener(t.listen))
 	w.Cleanup(cancel)
 	t.ctx = ctx
@@ -219,7 +282,7 @@ func (w *world) open(address string, before ...action) *tab {
 		w.Fatal(err)
 	}
 	t.run(before...)
-	t.run(chromedp.Navigate(w.page.URL() + "/" + address))
+	t.run(chromedp.Navigate(url + "/" + address))
 	w.Cleanup(func() {
 		if w.Failed() {
 			w.Logf("the page's text: %s", eval[string](t, "document.body.innerText"))
@@ -238,6 +301,12 @@ func (t *tab) listen(event any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch e := event.(type) {
+	case *network.EventRequestWillBeSent:
+		if u, err := url.Parse(e.Request.URL); err == nil {
+			t.requested[u.Path]++
+		}
+	case *pageevents.EventJavascriptDialogOpening:
+		t.messages = append(t.messages, "dialog: "+e.Message)
 	case *runtime.EventConsoleAPICalled:
 		var text []string
 		for _, arg := range e.Args {
@@ -251,6 +320,23 @@ func (t *tab) listen(event any) {
 			return
 		}
 		t.messages = append(t.messages, fmt.Sprintf("%s %s: %s %s", e.Entry.Source, e.Entry.Level, e.Entry.Text, e.Entry.URL))
+	}
+}
+
+// requests returns how many requests for a path the tab has made.
+func (t *tab) requests(path string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.requested[path]
+}
+
+// awaitGo waits until a condition of the test holds.
+func (t *tab) awaitGo(what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); sleep(t.ctx, 20*time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
 	}
 }
 
@@ -346,13 +432,19 @@ func quote(text string) string {
 }
 
 // row returns an expression for the row of a lock.
-func row(name string) string { return fmt.Sprintf("document.getElementById(%s)", quote("row-"+key(name))) }
+func row(name string) string {
+	return fmt.Sprintf("document.getElementById(%s)", quote("row-"+key(name)))
+}
 
 func key(name string) string { return base64.RawURLEncoding.EncodeToString([]byte(name)) }
 
 const (
 	enter  = kb.Enter
 	escape = kb.Escape
+	up     = kb.ArrowUp
+	down   = kb.ArrowDown
+	home   = kb.Home
+	end    = kb.End
 )
 
 func quoteAny(value any) string {

@@ -99,8 +99,9 @@ func (w *world) demo(d time.Duration) {
 	w.wait(owner("web-2", "server", "", 19).RWMutex("config").RJoin(ctx))
 	w.wait(owner("admin-1", "edit-config", "raise the limits", 3301).RWMutex("config").Join(ctx))
 	a, b := owner("billing-1", "invoice", "", 71), owner("billing-2", "refund", "", 72)
+	held := w.lock(b, "stock/4")
 	w.nest(a, "orders/17", "stock/4")
-	w.nest(b, "stock/4", "orders/17")
+	go func() { _, _ = b.Mutex("orders/17").Lock(held.Context()) }()
 	w.nest(owner("billing-3", "report", "", 73), "reports/may", "orders/17")
 	sleep(ctx, d)
 }

@@ -1,6 +1,6 @@
 // The details of the selected lock: all that is known of its holders and waiters, and what has happened to it.
 import { $, el, setText, keyed, fields, ownerOf, duration, dateAndTime, timeOfDay, visible, shortened, number } from "./dom.js";
-import { state, idOf, now, isStale } from "./state.js";
+import { state, idOf, now, heldSince, isStale } from "./state.js";
 import { ui, choose } from "./ui.js";
 import { useOf } from "./lines.js";
 import { History, sentenceOf, isBad } from "./history.js";
@@ -18,7 +18,7 @@ export function updateDetail() {
 	if (wanted !== key) {
 		history?.close();
 		key = wanted;
-		history = key && new History(key, () => { if (key) render(); });
+		history = key ? new History(key, () => { if (key) render(); }) : undefined;
 		pane.hidden = !key;
 		parts = undefined;
 		pane.replaceChildren();
@@ -93,7 +93,7 @@ function fillEntry(section, entry, holds) {
 		["command", visible(o.command)], ["value", visible(o.value)],
 		...Object.entries(o.labels ?? {}).map(([name, value]) => [`label ${visible(name)}`, visible(value)]),
 		["token", entry.token === "0" ? "not known" : entry.token], ["mode", entry.mode],
-		["in line since", time(o.since)], ["held since", holds ? time(o.obtained) : ""], ["lease", left],
+		["in line since", time(o.since)], ["held since", holds ? time(heldSince(entry)) : ""], ["lease", left],
 		["waits for", (o.waits ?? []).map((w) => visible(w.name)).join(", ")],
 		["runs under", (o.under ?? []).map((h) => visible(h.name)).join(", ")],
 		["session", shortened(visible(entry.session), 60)],

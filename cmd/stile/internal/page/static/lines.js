@@ -1,6 +1,6 @@
 // The live lines: one row for each lock, with its holders and behind them its waiters. Only rows in view are in the document.
-import { el, setText, ownerOf, hostOf, duration, number, plural } from "./dom.js";
-import { state, idOf, now, isStale, askForLeases } from "./state.js";
+import { el, setText, visible, ownerOf, hostOf, duration, number, plural } from "./dom.js";
+import { state, idOf, now, heldSince, isStale, askForLeases } from "./state.js";
 import { ui, choose, chosenLines } from "./ui.js";
 
 const overscan = 4; // rows above and below what is in view
@@ -168,7 +168,7 @@ function fill(row, line) {
 		shown.holds = holds;
 		shown.node.classList.toggle("holder", holds);
 		shown.node.classList.toggle("waiter", !holds);
-		setText(shown.who, holds ? ownerOf(entry) : hostOf(entry));
+		setText(shown.who, hostOf(entry) + (holds && entry.owner?.command ? ` ${visible(entry.owner.command)}` : ""));
 		const after = previous ? previous.nextSibling : row.line.firstChild;
 		if (after !== shown.node) row.line.insertBefore(shown.node, after);
 		previous = shown.node;
@@ -189,7 +189,7 @@ function newEntry(id) {
 function refresh(row, line) {
 	if (!line) return;
 	for (const { entry, holds, age, lease, ...shown } of row.entries.values()) {
-		const since = Date.parse(holds ? entry.owner?.obtained ?? entry.owner?.since : entry.owner?.since);
+		const since = Date.parse(holds ? heldSince(entry) : entry.owner?.since);
 		const text = Number.isNaN(since) ? "" : duration(Math.round(Math.max(0, now() - since) / 1000));
 		setText(age, holds ? text : "");
 		const title = `${ownerOf(entry)}\n${holds ? "holds" : "waits"}${text && ` for ${text}`}, token ${entry.token}`;

@@ -48,6 +48,9 @@ export const now = () => Date.now() + state.skew;
 // idOf identifies an entry within its line.
 export const idOf = (entry) => (entry.token !== "0" ? entry.token : `${entry.session} ${entry.owner?.since ?? ""}`);
 
+// heldSince returns since when an entry holds the lock, as text: what its owner has published, or what the server saw.
+export const heldSince = (entry) => entry.owner?.obtained ?? entry.admitted;
+
 export const entriesOf = (line) => line.holders.concat(line.waiters);
 
 // confirm records that an entry's session had some seconds left at this moment. The longest time that was ever left is about
@@ -74,11 +77,16 @@ function position(line) {
 
 let revisions = 0; // of lines; a renewal is none
 
-// put replaces a line by what the server says about it now.
-function put(line) {
+// put replaces a line by what the server says about it now. events are what has happened to it.
+function put(line, events = []) {
 	const old = state.lines.get(line.key);
 	const known = new Map(old && entriesOf(old).map((e) => [idOf(e), e]));
-	for (const e of entriesOf(line)) confirm(e, e.remaining_ns / 1e9, known.get(idOf(e)));
+	const admitted = new Map(events.filter((e) => e.what === "holds").map((e) => [idOf(e.entry), e.time]));
+	for (const e of entriesOf(line)) {
+		const id = idOf(e);
+		confirm(e, e.remaining_ns / 1e9, known.get(id));
+		e.admitted = admitted.get(id) ?? known.get(id)?.admitted;
+	}
 	line.label = nameOf(line);
 	line.revision = ++revisions;
 	line.free = entriesOf(line).length === 0 ? performance.now() : 0;
@@ -161,7 +169,7 @@ async function follow() {
 			connection = new AbortController();
 			await stream(update, connection.signal, (name, data, id) => {
 				backoff = minBackoff;
-				if (name === "lines") for (const { line } of data.lines) put(line);
+				if (name === "lines") for (const { line, events } of data.lines) put(line, events);
 				if (name === "status") setStatus(data);
 				if (name === "reset") {
 					update = "";
@@ -209,7 +217,9 @@ function reconnectIfSilent(limit) {
 }
 
 setInterval(() => { if (connection) reconnectIfSilent(silenceLimit); }, 5000);
-document.addEventListener("visibilitychange", () => { if (!document.hidden && !state.needsToken) reconnectIfSilent(wakeLimit); });
+for (const event of ["visibilitychange", "resume"]) {
+	document.addEventListener(event, () => { if (!document.hidden && !state.needsToken) reconnectIfSilent(wakeLimit); });
+}
 addEventListener("online", () => { if (!state.needsToken) reconnectIfSilent(0); });
 
 // start begins to follow the server.

@@ -7,7 +7,7 @@ import { History, isBad } from "./history.js";
 
 const hour = 3600e3;
 const minSpan = 100; // of the visible part, in milliseconds
-const firstSpan = 60e3; // at least, when a lock is opened
+const firstSpan = 30e3; // at least, when a lock is opened
 const left = 130, leftNarrow = 84, axis = 20, rowHeight = 22;
 const maxRows = 60;
 const maxListed = 200;
@@ -166,7 +166,7 @@ function offer() {
 		(item, line) => setText(item.firstChild, line.label));
 }
 
-// fit selects the part to show at first: all that is known, but at least a minute.
+// fit selects the part to show at first: all that is known, but at least half a minute.
 function fit() {
 	if (from) return;
 	const first = Math.min(...history.events.map((e) => Date.parse(e.time) - (e.held_seconds || e.waited_seconds || 0) * 1000), now() - firstSpan);

@@ -1,5 +1,5 @@
 // The tree of prefixes: what is before each slash of the names, with the number of locks below it.
-import { el, setText, visible, number } from "./dom.js";
+import { el, setText, visible, number, plural } from "./dom.js";
 import { state } from "./state.js";
 import { ui, choose } from "./ui.js";
 
@@ -77,8 +77,10 @@ function renderNodes(list, nodes) {
 		item.setAttribute("aria-expanded", unfolded && node.children.size > 0);
 		prefix.setAttribute("aria-current", node.prefix === ui.prefix);
 		setText(prefix.firstChild, node.prefix === "" ? "all locks" : visible(node.part));
-		prefix.title = visible(node.prefix);
-		setText(prefix.lastChild, number(node.count) + (node.waited ? ` · ${number(node.waited)} waited for` : ""));
+		const title = `${visible(node.prefix)}\n${plural(node.count, "lock")}, ${number(node.waited)} waited for`;
+		if (prefix.title !== title) prefix.title = title;
+		setText(prefix.lastChild, number(node.count));
+		prefix.lastChild.classList.toggle("waited", node.waited > 0);
 		let below = item.querySelector(":scope > ul");
 		if (unfolded && node.children.size) {
 			below ??= item.appendChild(el("ul", { role: "group" }));

@@ -46,11 +46,11 @@ export function chosenLines(refresh) {
 	return cached.lines;
 }
 
-// step selects the lock that is some rows further, and returns its index.
+// step selects the lock that is some rows further, or the first one.
 export function step(by) {
 	const lines = chosenLines(false);
 	if (!lines.length) return;
 	const at = lines.findIndex((line) => line.key === ui.key);
-	const next = at < 0 ? 0 : Math.max(0, Math.min(lines.length - 1, at + by));
+	const next = at < 0 && Number.isFinite(by) ? 0 : Math.max(0, Math.min(lines.length - 1, at + by));
 	choose({ key: lines[next].key });
 }

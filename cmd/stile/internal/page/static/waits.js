@@ -52,7 +52,7 @@ function show({ waits, cycles }) {
 	if (shape === last) return;
 	last = shape;
 	parts.graph.hidden = edges.length === 0;
-	parts.graph.replaceChildren(draw(edges, cycles));
+	parts.graph.replaceChildren(...(edges.length ? [draw(edges, cycles)] : []));
 }
 
 // levelsOf places each lock right of all locks whose holders wait for it, as far as there is no cycle.

@@ -1,0 +1,97 @@
+package browsertest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/cmd/stile/internal/page"
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// While the store cannot be reached, the page says since when, and keeps what it knows, in gray.
+func TestStoreUnreachable_keepsLinesInGray(t *testing.T) {
+	w := newWorld(t, nil)
+	w.lock(w.host("ci-1"), "deploy")
+	tab := w.open("")
+	tab.await(row("deploy"))
+	w.redis.Kill()
+	tab.awaitText("#banner", "The store has not answered since")
+	tab.await(row("deploy") + " && getComputedStyle(" + row("deploy") + ".querySelector('.line')).filter.includes('grayscale')")
+	w.redis.Start() // empty
+	tab.await("document.getElementById('banner').hidden && !document.body.classList.contains('stale')")
+	w.lock(w.host("ci-2"), "other")
+	tab.await(shown("other", "holder") + " === 'ci-2 deploy'")
+}
+
+// Without the server, the same. A new server knows nothing of earlier updates: the page reads all lines again.
+func TestServerRestart_isSurvived(t *testing.T) {
+	w := newWorld(t, nil)
+	h := w.lock(w.host("ci-1"), "old")
+	w.lock(w.host("ci-1"), "kept")
+	tab := w.open("")
+	tab.await(row("old"))
+	tab.expectRefusals()
+	w.page.Close()
+	tab.awaitText("#banner", "Not connected since")
+	tab.await(row("old") + " && document.body.classList.contains('stale')")
+	w.release(h)
+	w.lock(w.host("ci-2"), "new")
+	w.serve()
+	tab.await(row("new") + " && " + row("kept") + " && !" + row("old"))
+	tab.await("document.getElementById('banner').hidden")
+	w.lock(w.host("ci-3"), "newer") // events arrive too
+	tab.await(row("newer"))
+}
+
+// A tab that wakes up connects again if its connection is dead, which nobody has told it.
+func TestSleepingTab_connectsAgain(t *testing.T) {
+	w := newWorld(t, func(c *page.Config) { c.Address = testservers.Host() + ":0" })
+	proxy := testservers.NewProxy(t, w.cfg.Address)
+	w.lock(w.host("ci-1"), "before")
+	tab := w.openAt("http://"+proxy.Addr(), "")
+	tab.await(row("before"))
+	proxy.Hold(testservers.Down)
+	w.lock(w.host("ci-1"), "meanwhile")
+	connects := tab.requests("/api/v1/server")
+	eval[bool](tab, `(performance.now = ((now) => () => now() + 30e3)(performance.now.bind(performance)), document.dispatchEvent(new Event("visibilitychange")), true)`)
+	tab.awaitGo("a new connection", func() bool { return tab.requests("/api/v1/server") > connects })
+	proxy.Release()
+	tab.await(row("meanwhile"))
+	tab.await("document.getElementById('banner').hidden")
+}
+
+// A server with tokens shows nothing without one. The token is kept in memory only.
+func TestToken_isAskedFor(t *testing.T) {
+	w := newWorld(t, nil)
+	w.allowBreak()
+	w.lock(w.host("ci-1"), "deploy")
+	tab := w.open("")
+	tab.expectRefusals()
+	tab.awaitText("#token-form", "A token is needed")
+	tab.await("document.activeElement.id === 'token' && !" + row("deploy"))
+	tab.typeText("wrong-token-0123456789")
+	tab.press(enter)
+	tab.awaitText("#token-refused", "not one of --page-tokens")
+	eval[bool](tab, "(document.getElementById('token').value = '', true)")
+	tab.typeText(readToken)
+	tab.press(enter)
+	tab.await(row("deploy") + " && !document.getElementById('token-form')")
+	if kept := eval[string](tab, "JSON.stringify([document.cookie, sessionStorage, localStorage, location.href, document.documentElement.outerHTML])"); strings.Contains(kept, readToken) {
+		t.Error("the token is kept where others could find it")
+	}
+}
+
+// A restart of the server does not ask for the token again, unless it has changed.
+func TestToken_survivesServerRestart(t *testing.T) {
+	w := newWorld(t, nil)
+	w.allowBreak()
+	w.lock(w.host("ci-1"), "deploy")
+	tab := w.openWithToken(readToken)
+	tab.await(row("deploy"))
+	w.page.Close()
+	tab.awaitText("#banner", "Not connected since")
+	w.serve()
+	tab.await("document.getElementById('banner').hidden")
+	w.lock(w.host("ci-1"), "other")
+	tab.await(row("other"))
+}
