@@ -18,6 +18,7 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	pageevents "github.com/chromedp/cdproto/page"
@@ -285,7 +286,7 @@ func (w *world) openAt(url, address string, before ...action) *tab {
 	t.run(chromedp.Navigate(url + "/" + address))
 	w.Cleanup(func() {
 		if w.Failed() {
-			w.Logf("the page's text: %s", eval[string](t, "document.body.innerText"))
+			w.Logf("search for %s; the page's text: %s", eval[string](t, "document.getElementById('search').value"), eval[string](t, "document.body.innerText"))
 		}
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -397,13 +398,26 @@ func (t *tab) click(selector string) {
 func (t *tab) press(keys ...string) {
 	t.Helper()
 	for _, key := range keys {
-		t.run(chromedp.KeyEvent(key))
+		if len(key) == 1 && key >= " " { // the others have names
+			t.typeText(key)
+		} else {
+			t.run(chromedp.KeyEvent(key))
+		}
 	}
 }
 
+// typeText types a text. A key that the page handles itself enters no character, as with a real keyboard.
 func (t *tab) typeText(text string) {
 	t.Helper()
-	t.run(chromedp.KeyEvent(text))
+	for _, r := range text {
+		t.run(chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
+			if _, err := cdp.Call(ctx, to, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyDown, Key: string(r), Text: string(r)}); err != nil {
+				return err
+			}
+			_, err := cdp.Call(ctx, to, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyUp, Key: string(r)})
+			return err
+		}))
+	}
 }
 
 // action is something that a tab does.

@@ -15,6 +15,7 @@ import (
 
 // The details have all that an owner says about itself, and what has happened to the lock.
 func TestDetail_showsOwnerAndHistory(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	page := w.open("")
 	page.awaitText("#empty", "No lock is held")
@@ -38,6 +39,7 @@ func TestDetail_showsOwnerAndHistory(t *testing.T) {
 
 // The timeline has each hold and wait, and how they ended: released, lost and broken.
 func TestTimeline_showsHoldsWaitsAndEnds(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.allowBreak()
 	page := w.openWithToken(breakToken)
@@ -69,10 +71,12 @@ func TestTimeline_showsHoldsWaitsAndEnds(t *testing.T) {
 	// The drawing has the colors of holds and of losses.
 	painted := func(variable string) string {
 		return `(() => {
-			const c = document.getElementById("chart"), probe = document.createElement("canvas").getContext("2d");
+			const c = document.getElementById("chart"), copy = document.createElement("canvas");
+			[copy.width, copy.height] = [c.width, c.height];
+			const probe = copy.getContext("2d", { willReadFrequently: true });
 			probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--` + variable + `").trim();
 			probe.fillRect(0, 0, 1, 1);
-			const [r, g, b] = probe.getImageData(0, 0, 1, 1).data, d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+			const [r, g, b] = probe.getImageData(0, 0, 1, 1).data, d = (probe.drawImage(c, 0, 0), probe.getImageData(0, 0, c.width, c.height).data);
 			let n = 0;
 			for (let i = 0; i < d.length; i += 4) n += d[i] === r && d[i + 1] === g && d[i + 2] === b;
 			return n;
@@ -90,6 +94,7 @@ func TestTimeline_showsHoldsWaitsAndEnds(t *testing.T) {
 
 // A deadlock is red, in the graph and as a text.
 func TestWaits_showsDeadlock(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	page := w.open("#waits")
 	page.awaitText("#waits-summary", "No holder waits for another lock")
@@ -108,6 +113,7 @@ func TestWaits_showsDeadlock(t *testing.T) {
 
 // The waiting is charged to the holder.
 func TestBlame_chargesTheHolder(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.lock(w.host("slow"), "deploy")
 	w.lock(w.host("alone"), "other")
@@ -125,6 +131,7 @@ func TestBlame_chargesTheHolder(t *testing.T) {
 
 // A lock is broken with a reason, by a token of the role, and the page shows the result.
 func TestBreak_asksForReason(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.allowBreak()
 	w.lock(w.host("stuck"), "deploy")

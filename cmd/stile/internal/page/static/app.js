@@ -88,7 +88,7 @@ addEventListener("hashchange", readAddress);
 addEventListener("popstate", readAddress);
 
 const keys = {
-	"/": () => $("search").select(),
+	"/": () => { $("search").focus(); $("search").select(); },
 	"?": () => $("help").showModal(),
 	j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
 	PageDown: () => step(10), PageUp: () => step(-10), Home: () => step(-Infinity), End: () => step(Infinity),
