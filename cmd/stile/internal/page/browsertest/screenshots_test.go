@@ -52,6 +52,7 @@ func TestScreenshots(t *testing.T) {
 // shoot writes an image of what the tab shows.
 func (t *tab) shoot(dir, name string) {
 	t.Helper()
+	t.await("!document.getAnimations().some(a => a.effect.target.classList.contains('entry') && a.playState === 'running')")
 	ctx, cancel := context.WithTimeout(t.ctx, patience)
 	defer cancel()
 	image, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())

@@ -82,7 +82,7 @@ export function duration(seconds) {
 }
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 
 // timeOfDay returns a time (in milliseconds, or as text) as hours, minutes and seconds.
 export const timeOfDay = (t) => (Number.isNaN(+new Date(t)) ? "" : clock.format(new Date(t)));

@@ -45,7 +45,11 @@ export const linesView = {
 		this.update(new Set(), true);
 		ask();
 	},
-	hide() { resizing.disconnect(); rows = new Map(); },
+	hide() {
+		resizing.disconnect();
+		for (const row of rows.values()) drop(row);
+		rows = new Map();
+	},
 	update(changed, came) {
 		lines = chosenLines(came || (changed.size > 0 && (ui.query || ui.onlyWaited)));
 		summarize();
@@ -89,7 +93,7 @@ function render(changed) {
 	for (let i = first; i < last; i++) inView.set(lines[i].key, i);
 	for (const [key, row] of rows) {
 		if (inView.has(key)) continue;
-		row.node.remove();
+		drop(row);
 		rows.delete(key);
 	}
 	const moving = [];
@@ -132,6 +136,17 @@ function newRow(key) {
 	return row;
 }
 
+// An animation of an element that is not in the document any more would still cost time in each frame.
+function dropEntry(shown) {
+	shown.animation?.cancel();
+	shown.node.remove();
+}
+
+function drop(row) {
+	for (const shown of row.entries.values()) dropEntry(shown);
+	row.node.remove();
+}
+
 // useOf says how many hold the lock, and of how many slots.
 export function useOf(line) {
 	const mode = (line.holders[0] ?? line.waiters[0])?.mode ?? "";
@@ -157,7 +172,7 @@ function fill(row, line) {
 	const keep = new Set(wanted.map((w) => w.id));
 	for (const [id, shown] of row.entries) {
 		if (keep.has(id)) continue;
-		shown.node.remove();
+		dropEntry(shown);
 		row.entries.delete(id);
 	}
 	let previous = null;
@@ -190,7 +205,8 @@ function refresh(row, line) {
 	if (!line) return;
 	for (const { entry, holds, age, lease, ...shown } of row.entries.values()) {
 		const since = Date.parse(holds ? heldSince(entry) : entry.owner?.since);
-		const text = Number.isNaN(since) ? "" : duration(Math.round(Math.max(0, now() - since) / 1000));
+		const seconds = Math.floor((now() - since) / 1000);
+		const text = seconds >= 1 ? duration(seconds) : ""; // also if it is not known
 		setText(age, holds ? text : "");
 		const title = `${ownerOf(entry)}\n${holds ? "holds" : "waits"}${text && ` for ${text}`}, token ${entry.token}`;
 		if (shown.node.title !== title) shown.node.title = title;

@@ -8,7 +8,7 @@ const maxChildren = 100; // shown of one prefix
 const maxShown = 500; // in all
 
 let root = { children: new Map(), count: 0, waited: 0 };
-let built = 0, pending, container;
+let built = -Infinity, pending, container;
 const open = new Set([""]);
 
 function build() {
@@ -31,7 +31,11 @@ function build() {
 }
 
 // showTree shows the tree in an element.
-export function showTree(element) { container = element; update(); }
+export function showTree(element) {
+	container = element;
+	container.hidden = true;
+	if (matchMedia("(max-width: 640px)").matches) open.delete(""); // there is little room
+}
 
 // updateTree has it shown again, at most once a second, because building it takes all lines.
 export function updateTree() {

@@ -89,7 +89,7 @@ function draw(edges, cycles) {
 	}
 	const width = 24 + heights.length * (box.width + box.right) - box.right, back = edges.some((e) => places.get(e.to).x <= places.get(e.from).x);
 	const height = 24 + Math.max(1, ...heights.filter(Boolean)) * (box.height + box.below) + (back ? 40 : 0);
-	const end = (id, kind) => svg("marker", { id, class: kind, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { d: "M0 0 8 4 0 8z" }));
+	const end = (id, kind) => svg("marker", { id, class: kind, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 10, markerHeight: 10, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0 0 8 4 0 8z" }));
 	const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "the list below has the same" },
 		svg("defs", {}, end("end", "end"), end("red-end", "cycle-end")));
 	for (const { from, to, entry } of edges) {
@@ -105,7 +105,7 @@ function draw(edges, cycles) {
 		const title = svg("title");
 		title.textContent = ownerOf(entry);
 		path.append(title);
-		const text = svg("text", { x: label.x, y: label.y, "text-anchor": "middle", class: "dim" });
+		const text = svg("text", { x: label.x, y: label.y, "text-anchor": "middle", class: "by" });
 		text.textContent = shortened(ownerOf(entry), 18);
 		drawing.append(path, text);
 	}

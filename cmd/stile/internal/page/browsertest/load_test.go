@@ -1,0 +1,110 @@
+package browsertest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/heapprofiler"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+)
+
+// measureFrames has the page count its long tasks and the pauses between frames.
+const measureFrames = `
+	window.measured = { long: [], frames: 0, late: 0, worst: 0 };
+	new PerformanceObserver((list) => { for (const e of list.getEntries()) measured.long.push(Math.round(e.duration)); }).observe({ type: "longtask" });
+	let last = performance.now();
+	const frame = (now) => {
+		const pause = now - last;
+		last = now;
+		measured.frames++;
+		if (pause > 50) measured.late++;
+		measured.worst = Math.max(measured.worst, Math.round(pause));
+		window.onFrame?.();
+		requestAnimationFrame(frame);
+	};
+	requestAnimationFrame(frame);
+	true`
+
+// With STILE_PAGE_LOAD=DURATION this shows the page with 10 000 locks and 200 changes a second, and reports long tasks,
+// late frames and memory. It fails on nothing, because the figures depend on the machine.
+func TestLoad(t *testing.T) {
+	text := os.Getenv("STILE_PAGE_LOAD")
+	if text == "" {
+		t.Skip("set STILE_PAGE_LOAD to a duration, such as 10m, to measure the page under load")
+	}
+	duration, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, nil)
+	l := newLoad(w, 10_000)
+	begin := time.Now()
+	page := w.open("", size(1280, 800))
+	page.awaitText("#summary", "10 000 locks")
+	page.await(row(l.name(0)))
+	t.Logf("all lines shown after %v", time.Since(begin).Round(time.Millisecond))
+	eval[bool](page, measureFrames)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	changed := make(chan int)
+	go func() {
+		n := 0
+		defer func() { changed <- n }()
+		for tick := time.NewTicker(50 * time.Millisecond); ; {
+			select {
+			case <-tick.C:
+				for range 5 {
+					l.change()
+					n += 2
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	start := time.Now()
+	t.Logf("memory at the start: %s", page.heap())
+	phase := func(name string, d time.Duration, js string) {
+		eval[bool](page, "(measured = { long: [], frames: 0, late: 0, worst: 0 }, window.onFrame = "+js+", true)")
+		sleep(t.Context(), d)
+		t.Logf("%s for %v: %s", name, d, eval[string](page, `(onFrame = undefined, measured.long.length + " long tasks, the longest " + Math.max(0, ...measured.long) +
+			" ms; " + measured.frames + " frames, " + measured.late + " after more than 50 ms, the longest " + measured.worst + " ms; " + document.querySelectorAll("*").length + " elements")`))
+	}
+	phase("looking", 20*time.Second, "undefined")
+	phase("scrolling", 20*time.Second, "() => { const v = document.getElementById('lines'); v.scrollTop = (v.scrollTop + 200) % (v.scrollHeight - v.clientHeight); }")
+	page.press("/")
+	page.typeText("host-1 ")
+	phase("searching", 20*time.Second, "undefined")
+	page.press(escape, escape)
+	t.Logf("memory after a minute: %s", page.heap())
+	phase("looking on", max(0, duration-time.Since(start)), "undefined")
+	t.Logf("memory after %v: %s", time.Since(start).Round(time.Second), page.heap())
+	cancel()
+	n := <-changed
+	t.Logf("%.0f changes a second", float64(n)/time.Since(start).Seconds())
+}
+
+// heap returns how much memory the page's JavaScript uses, after a collection of garbage.
+func (t *tab) heap() string {
+	t.Helper()
+	var used float64
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	err := chromedp.Do(ctx, chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
+		if _, err := cdp.Call(ctx, to, heapprofiler.CollectGarbage, cdp.Empty{}); err != nil {
+			return err
+		}
+		usage, err := cdp.Call(ctx, to, runtime.GetHeapUsage, cdp.Empty{})
+		used = usage.UsedSize
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%.1f MB", used/1e6)
+}
