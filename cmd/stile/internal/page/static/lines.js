@@ -4,6 +4,7 @@ import { state, idOf, now, heldSince, isStale, askForLeases } from "./state.js";
 import { ui, choose, chosenLines } from "./ui.js";
 
 const overscan = 4; // rows above and below what is in view
+const settled = 250; // milliseconds after which an entry is animated: not while it is scrolled past
 const renewalSlack = 400; // milliseconds by which two readings of the same lease differ
 
 const narrow = matchMedia("(max-width: 640px)");
@@ -30,7 +31,7 @@ function build(root) {
 let asking;
 function ask() { // for the leases of rows that have come into view
 	clearTimeout(asking);
-	asking = setTimeout(askForLeases, 150);
+	asking = setTimeout(askForLeases, settled);
 }
 
 let resizing;
@@ -195,7 +196,7 @@ function fill(row, line) {
 }
 
 function newEntry(id) {
-	const shown = { who: el("span", { class: "who" }), age: el("span", { class: "age" }), lease: el("span", { class: "lease" }) };
+	const shown = { begin: performance.now(), who: el("span", { class: "who" }), age: el("span", { class: "age" }), lease: el("span", { class: "lease" }) };
 	shown.node = el("span", { class: "entry", data: { id } }, shown.lease, shown.who, shown.age);
 	return shown;
 }
@@ -229,6 +230,10 @@ function showLease(shown) {
 	if (isStale()) { // it is not known whether it was renewed
 		shown.animation?.pause();
 		shown.deadline = undefined;
+		return;
+	}
+	if (performance.now() - shown.begin < settled) {
+		lease.style.transform = `scaleX(${part})`;
 		return;
 	}
 	if (shown.deadline !== undefined && Math.abs(entry.deadline - shown.deadline) < renewalSlack && !still.matches) return;
