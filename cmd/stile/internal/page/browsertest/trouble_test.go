@@ -62,6 +62,33 @@ func TestSleepingTab_connectsAgain(t *testing.T) {
 	tab.await("document.getElementById('banner').hidden")
 }
 
+// A tab in the background disconnects after a minute, and is up to date again when it is shown.
+func TestHiddenTab_disconnects(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.lock(w.host("ci-1"), "before")
+	tab := w.open("")
+	tab.await(row("before"))
+	connects := tab.requests("/api/v1/events")
+	hide := func(hidden string) {
+		t.Helper()
+		eval[bool](tab, `(Object.defineProperty(document, "hidden", { value: `+hidden+`, configurable: true }), document.dispatchEvent(new Event("visibilitychange")), true)`)
+	}
+	// A minute is over at once. The page pauses before it connects again; it must not do so now.
+	eval[bool](tab, `(setTimeout = ((set) => (f, ms) => set(ms === 60e3 ? () => { f(); window.hiddenLongAgo = true; } : f, ms === 60e3 ? 0 : ms))(setTimeout), true)`)
+	hide("true")
+	tab.await("window.hiddenLongAgo")
+	w.lock(w.host("ci-1"), "meanwhile")
+	if n := tab.requests("/api/v1/events"); n != connects {
+		t.Errorf("connected %d times while hidden", n-connects)
+	}
+	hide("false")
+	tab.await(row("meanwhile"))
+	if tab.requests("/api/v1/events") == connects {
+		t.Error("the connection of the hidden tab was kept")
+	}
+}
+
 // A server with tokens shows nothing without one. The token is kept in memory only.
 func TestToken_isAskedFor(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import { nameOf, visible } from "./dom.js";
 const pageSize = 1000;
 const silenceLimit = 40e3; // the server sends something every 15 seconds
 const wakeLimit = 20e3; // the same, when the tab is looked at again
+const hiddenLimit = 60e3; // after that a tab in the background disconnects: browsers have six connections for all tabs
 const minBackoff = 300, maxBackoff = 10e3;
 const freeShown = 3e3; // how long a line without entries is still shown
 
@@ -150,12 +151,16 @@ let connection = null; // an AbortController of the present stream
 let lastArrival = 0; // of anything from the server
 let wake = () => {}; // ends the pause before the next attempt
 let retry; // the time of the next attempt
+let hiding; // the time when the tab disconnects
+
+let asleep = false; // in the background for long
 
 const arrived = () => { lastArrival = performance.now(); };
 
 async function follow() {
 	let update = "", backoff = minBackoff;
 	for (;;) {
+		if (asleep) await new Promise((resolve) => { wake = resolve; });
 		try {
 			const server = await get("server");
 			if (state.server && state.server.boot !== server.boot) update = "";
@@ -163,12 +168,12 @@ async function follow() {
 			state.server = server;
 			state.needsToken = false;
 			if (!update) update = await readAll();
-			state.serverError = "";
 			touch();
 			arrived();
 			connection = new AbortController();
 			await stream(update, connection.signal, (name, data, id) => {
 				backoff = minBackoff;
+				state.serverError = "";
 				if (name === "lines") for (const { line, events } of data.lines) put(line, events);
 				if (name === "status") setStatus(data);
 				if (name === "reset") {
@@ -217,9 +222,15 @@ function reconnectIfSilent(limit) {
 }
 
 setInterval(() => { if (connection) reconnectIfSilent(silenceLimit); }, 5000);
-for (const event of ["visibilitychange", "resume"]) {
-	document.addEventListener(event, () => { if (!document.hidden && !state.needsToken) reconnectIfSilent(wakeLimit); });
-}
+for (const event of ["visibilitychange", "resume"]) document.addEventListener(event, () => {
+	clearTimeout(hiding);
+	if (document.hidden) {
+		hiding = setTimeout(() => { asleep = true; connection?.abort(); }, hiddenLimit);
+		return;
+	}
+	asleep = false;
+	if (!state.needsToken) reconnectIfSilent(wakeLimit);
+});
 addEventListener("online", () => { if (!state.needsToken) reconnectIfSilent(0); });
 
 // start begins to follow the server.
