@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -41,18 +42,32 @@ const patience = time.Minute
 // ttl is long, because a test may be stopped for seconds on a busy machine.
 const ttl = 20 * time.Second
 
-// chromium is the browser that all tests share.
-var chromium struct {
-	start sync.Once
+// browser is the browser that all tests share.
+type browser struct {
 	ctx   context.Context
 	close func()
-	err   error
 }
+
+var (
+	running     *browser // nil if no test has needed it
+	openBrowser = sync.OnceValues(func() (*browser, error) {
+		path, err := testservers.Chromium()
+		if err != nil {
+			return nil, err
+		}
+		options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
+			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 800))
+		allocator, closeAllocator := chromedp.NewExecAllocator(context.Background(), options...)
+		ctx, closeBrowser := chromedp.NewContext(allocator)
+		running = &browser{ctx, func() { closeBrowser(); closeAllocator() }}
+		return running, chromedp.Do(ctx)
+	})
+)
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if chromium.close != nil {
-		chromium.close()
+	if running != nil {
+		running.close()
 	}
 	os.Exit(code)
 }
@@ -60,21 +75,9 @@ func TestMain(m *testing.M) {
 // startBrowser starts the browser unless it runs.
 func startBrowser(t testing.TB) context.Context {
 	t.Helper()
-	chromium.start.Do(func() {
-		path, err := testservers.Chromium()
-		if err != nil {
-			chromium.err = err
-			return
-		}
-		options := append(chromedp.DefaultExecAllocatorOptions[:len(chromedp.DefaultExecAllocatorOptions):len(chromedp.DefaultExecAllocatorOptions)],
-			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 800))
-		allocator, closeAllocator := chromedp.NewExecAllocator(context.Background(), options...)
-		ctx, closeBrowser := chromedp.NewContext(allocator)
-		chromium.ctx, chromium.close = ctx, func() { closeBrowser(); closeAllocator() }
-		chromium.err = chromedp.Do(ctx)
-	})
-	testservers.Check(t, chromium.err)
-	return chromium.ctx
+	b, err := openBrowser()
+	testservers.Check(t, err)
+	return b.ctx
 }
 
 // world is a store with a page.

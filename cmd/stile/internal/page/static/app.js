@@ -1,6 +1,6 @@
 // The page: which view is shown, what is wrong, the keyboard, and the token.
 import { $, el, setText, timeOfDay, visible, duration } from "./dom.js";
-import { state, start, onChange, touch, isStale, useToken, showLeasesOf } from "./state.js";
+import { state, start, onChange, touch, now, isStale, useToken, showLeasesOf } from "./state.js";
 import { ui, views, choose, readAddress, step } from "./ui.js";
 import { linesView } from "./lines.js";
 import { timelineView } from "./timeline.js";
@@ -43,8 +43,8 @@ function showBanner() {
 	if (state.needsToken) text = "";
 	else if (state.serverError) text = `Not connected since ${timeOfDay(state.serverSince)}: ${visible(state.serverError)}. What is shown was so then.`;
 	else if (state.storeError) {
-		const age = duration((Date.now() + state.skew - Date.parse(state.storeSince)) / 1000);
-		text = `The store has not answered since ${timeOfDay(state.storeSince)} (${age}): ${visible(state.storeError)}. What is shown was so then.`;
+		const age = Math.floor((now() - Date.parse(state.storeSince)) / 1000);
+		text = `The store has not answered since ${timeOfDay(state.storeSince)}${age >= 1 ? ` (${duration(age)})` : ""}: ${visible(state.storeError)}. What is shown was so then.`;
 	}
 	$("banner").hidden = !text;
 	setText($("banner"), text);
@@ -67,7 +67,7 @@ function askForToken() {
 		},
 	},
 	el("h2", {}, "A token is needed"),
-	el("p", {}, "This server shows the locks only with a token: a line of the file that it was started with, --page-tokens. The page forgets the token when it is closed or loaded again."),
+	el("p", {}, "This server shows the locks only with a token: one of the file that ", el("code", {}, "--page-tokens"), " names. The page forgets the token when it is closed or loaded again."),
 	el("label", { htmlFor: "token" }, "Token"), input, el("button", { type: "submit" }, "Show the locks"), refused));
 	input.focus();
 }

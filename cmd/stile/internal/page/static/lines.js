@@ -204,7 +204,7 @@ function newEntry(id) {
 // refresh updates what changes by itself: the age of holds, and their leases.
 function refresh(row, line) {
 	if (!line) return;
-	for (const { entry, holds, age, lease, ...shown } of row.entries.values()) {
+	if (!isStale()) for (const { entry, holds, age, lease, ...shown } of row.entries.values()) {
 		const since = Date.parse(holds ? heldSince(entry) : entry.owner?.since);
 		const seconds = Math.floor((now() - since) / 1000);
 		const text = seconds >= 1 ? duration(seconds) : ""; // also if it is not known

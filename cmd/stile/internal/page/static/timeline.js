@@ -138,7 +138,7 @@ function build(root) {
 	};
 	parts.shown = el("div", {}, el("div", { class: "bar" }, parts.title, parts.zoom), parts.summary,
 		el("div", { class: "key" }, sign("hatched", "waited"), sign("held", "held"), sign("ended", "lost or broken"),
-			el("span", {}, "wheel to zoom, drag to move, double click for the whole hour")),
+			el("span", { class: "hint" }, "wheel to zoom, drag to move, double click for the whole hour")),
 		parts.chart, parts.tip, parts.note,
 		el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...["from", "owner", "waited", "held", "end"].map((t) => el("th", {}, t)))), parts.list)));
 	parts.choice = el("div", { class: "choice" }, el("p", {}, "Choose a lock:"), parts.offers);
