@@ -2,7 +2,7 @@ package browsertest
 
 import (
 	"context"
-	"strconv"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -84,12 +84,22 @@ func TestTimeline_showsHoldsWaitsAndEnds(t *testing.T) {
 	}
 	page.await(painted("held") + " > 100")
 	page.await(painted("bad") + " > 20")
-	wide := eval[int](page, painted("held"))
-	page.press("+", "+", "+")
-	page.await(painted("held") + " !== " + strconv.Itoa(wide))
-	page.press("0")
 	page.run(scheme("dark"))
-	page.await(painted("held") + " > 10")
+	page.await(painted("held") + " > 100")
+
+	// Keys, buttons and the wheel zoom.
+	const shownSeconds = "+document.getElementById('chart').dataset.seconds"
+	before := eval[float64](page, shownSeconds)
+	page.press("+", "+", "+")
+	page.await(fmt.Sprintf("%s < %v", shownSeconds, before/4))
+	page.press("0")
+	page.await(shownSeconds + " === 3600")
+	page.click("[aria-label='zoom in']")
+	page.await(shownSeconds + " < 3600")
+	page.click("[aria-label='the whole hour']")
+	page.await(shownSeconds + " === 3600")
+	eval[bool](page, `document.getElementById("chart").dispatchEvent(new WheelEvent("wheel", { deltaY: -400, cancelable: true }))`)
+	page.await(shownSeconds + " < 3600")
 }
 
 // A deadlock is red, in the graph and as a text.

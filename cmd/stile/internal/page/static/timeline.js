@@ -267,6 +267,7 @@ const leftOf = () => (canvas.clientWidth < 600 ? leftNarrow : left);
 function drawNow() {
 	const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight, x0 = leftOf(), at = now();
 	if (!(to > from) || !width) return;
+	canvas.dataset.seconds = (to - from) / 1000; // of the visible part
 	canvas.width = width * ratio;
 	canvas.height = height * ratio;
 	const g = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
