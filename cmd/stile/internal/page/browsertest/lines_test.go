@@ -39,7 +39,8 @@ func TestLines_showWhatTheStoreHas(t *testing.T) {
 	page.awaitText("#store", "redis://"+w.redis.Addr())
 }
 
-// At a hand-over the waiter's own element becomes that of the holder, and moves to its place. A lock that is free leaves.
+// At a hand-over the waiter's own element becomes that of the holder, and moves to its place. A lock that
+// is free leaves.
 func TestLines_waiterStepsForwardAtHandOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -160,8 +161,8 @@ func TestKeyboard(t *testing.T) {
 	page.await("document.body.dataset.view !== 'lines'")
 }
 
-// Names and owners are hostile: none runs, none is markup, none changes the text around it, and a long one does not
-// break the page.
+// Names and owners are hostile: none runs, none is markup, none changes the text around it, and a long one
+// does not break the page.
 func TestHostileText_isInert(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

@@ -30,8 +30,8 @@ const measureFrames = `
 	requestAnimationFrame(frame);
 	true`
 
-// With STILE_PAGE_LOAD=DURATION this shows the page with 10 000 locks and 200 changes a second, and reports long tasks,
-// late frames and memory. It fails on nothing, because the figures depend on the machine.
+// With STILE_PAGE_LOAD=DURATION this shows the page with 10 000 locks and 200 changes a second, and reports
+// long tasks, late frames and memory. It fails on nothing, because the figures depend on the machine.
 func TestLoad(t *testing.T) {
 	text := os.Getenv("STILE_PAGE_LOAD")
 	if text == "" {

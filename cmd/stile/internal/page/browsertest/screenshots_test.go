@@ -16,8 +16,8 @@ import (
 // maxImageBytes limits the size of the images in the documentation.
 const maxImageBytes = 150 << 10
 
-// With STILE_SCREENSHOTS=DIR this makes the images of docs/images, in DIR. It takes half a minute, because the timeline
-// needs something to show.
+// With STILE_SCREENSHOTS=DIR this makes the images of docs/images, in DIR. It takes half a minute, because
+// the timeline needs something to show.
 func TestScreenshots(t *testing.T) {
 	dir := os.Getenv("STILE_SCREENSHOTS")
 	if dir == "" {

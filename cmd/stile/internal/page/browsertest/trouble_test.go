@@ -23,7 +23,8 @@ func TestStoreUnreachable_keepsLinesInGray(t *testing.T) {
 	tab.await("!" + row("deploy"))
 }
 
-// Without the server, the same. A new server knows nothing of earlier updates: the page reads all lines again.
+// Without the server, the same. A new server knows nothing of earlier updates: the page reads all lines
+// again.
 func TestServerRestart_isSurvived(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -62,8 +63,8 @@ func TestSleepingTab_connectsAgain(t *testing.T) {
 	tab.await("document.getElementById('banner').hidden")
 }
 
-// A tab in the background disconnects after a minute, and is up to date again when it is shown. More has changed by
-// then than the server sends as changes, so the page reads all lines again.
+// A tab in the background disconnects after a minute, and is up to date again when it is shown. More has
+// changed by then than the server sends as changes, so the page reads all lines again.
 func TestHiddenTab_disconnects(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

@@ -184,8 +184,8 @@ func (t *tab) breakHolder(name, reason string) {
 	t.press(escape)
 }
 
-// loseHold holds a lock until its session ends in the store, because nobody renews it. If the server was too busy to
-// see that it was not renewed, it does so again, for longer.
+// loseHold holds a lock until its session ends in the store, because nobody renews it. If the server was
+// too busy to see that it was not renewed, it does so again, for longer.
 func (w *world) loseHold(name, host string) {
 	w.Helper()
 	for seconds := 2; ; seconds *= 2 {

@@ -50,8 +50,8 @@ export async function post(path, body) {
 	return answer.json();
 }
 
-// stream reads events until the connection ends, and calls receive with the name, data and ID of each. alive is called
-// whenever something arrives. EventSource would do the same, but cannot send the token.
+// stream reads events until the connection ends, and calls receive with the name, data and ID of each.
+// alive is called whenever something arrives. EventSource would do the same, but cannot send the token.
 export async function stream(after, signal, receive, alive) {
 	const answer = await request(`/api/v1/events?${new URLSearchParams({ after })}`, { signal });
 	const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,4 +1,5 @@
-// The details of the selected lock: all that is known of its holders and waiters, and what has happened to it.
+// The details of the selected lock: all that is known of its holders and waiters, and what has happened to
+// it.
 import { $, el, setText, keyed, fields, ownerOf, duration, dateAndTime, timeOfDay, visible, shortened, number } from "./dom.js";
 import { state, idOf, now, heldSince, isStale } from "./state.js";
 import { ui, choose } from "./ui.js";

@@ -1,7 +1,8 @@
-// Elements, and texts that people read. Everything from the store is hostile: it goes into the document only as text.
+// Elements, and texts that people read. Everything from the store is hostile: it goes into the document
+// only as text.
 
-// el returns an element. Its properties are set as properties of the object, except those of `data` and attributes with a
-// dash; children are nodes or texts.
+// el returns an element. Its properties are set as properties of the object, except those of `data` and
+// attributes with a dash; children are nodes or texts.
 export function el(tag, properties, ...children) {
 	const node = document.createElement(tag);
 	set(node, properties);
@@ -33,11 +34,12 @@ export function setText(node, text) {
 	if (node.textContent !== text) node.textContent = text;
 }
 
-// Control characters, marks that change the direction of the text around them, other invisible characters, and spaces that
-// look like none.
+// Control characters, marks that change the direction of the text around them, other invisible characters,
+// and spaces that look like none.
 const invisible = /[\p{Cc}\p{Cf}\p{Co}\p{Cn}\p{Cs}\p{Zl}\p{Zp}\u115f\u1160\u3164\uffa0]/gu;
 
-// visible returns a text with an escape for each character that cannot be seen, or that could disguise the others.
+// visible returns a text with an escape for each character that cannot be seen, or that could disguise the
+// others.
 export function visible(text) {
 	return String(text ?? "").replace(invisible, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
 }
@@ -94,8 +96,8 @@ export const dateAndTime = (t) => (Number.isNaN(+new Date(t)) ? "" : day.format(
 export const number = (n) => n.toLocaleString("en").replaceAll(",", " ");
 export const plural = (n, one, many = one + "s") => `${number(n)} ${n === 1 ? one : many}`;
 
-// keyed makes the children of a container those of some items, in order. It keeps the elements of items that are there
-// already, so that clicks, the focus and the selection are not lost.
+// keyed makes the children of a container those of some items, in order. It keeps the elements of items
+// that are there already, so that clicks, the focus and the selection are not lost.
 export function keyed(container, items, keyOf, create, update) {
 	const there = new Map();
 	for (const child of [...container.children]) {

@@ -1,4 +1,5 @@
-// The live lines: one row for each lock, with its holders and behind them its waiters. Only rows in view are in the document.
+// The live lines: one row for each lock, with its holders and behind them its waiters. Only rows in view
+// are in the document.
 import { el, setText, visible, ownerOf, hostOf, duration, number, plural } from "./dom.js";
 import { state, idOf, now, heldSince, isStale, askForLeases } from "./state.js";
 import { ui, choose, chosenLines } from "./ui.js";

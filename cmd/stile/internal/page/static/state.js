@@ -1,5 +1,5 @@
-// What the page knows about the store: all lines, in the order of their names, and how recent they are. It follows the
-// server's events, and calls its listeners at most once in a frame.
+// What the page knows about the store: all lines, in the order of their names, and how recent they are. It
+// follows the server's events, and calls its listeners at most once in a frame.
 import { get, stream, Failure, setToken } from "./api.js";
 import { nameOf, visible } from "./dom.js";
 
@@ -49,13 +49,14 @@ export const now = () => Date.now() + state.skew;
 // idOf identifies an entry within its line.
 export const idOf = (entry) => (entry.token !== "0" ? entry.token : `${entry.session} ${entry.owner?.since ?? ""}`);
 
-// heldSince returns since when an entry holds the lock, as text: what its owner has published, or what the server saw.
+// heldSince returns since when an entry holds the lock, as text: what its owner has published, or what the
+// server saw.
 export const heldSince = (entry) => entry.owner?.obtained ?? entry.admitted;
 
 export const entriesOf = (line) => line.holders.concat(line.waiters);
 
-// confirm records that an entry's session had some seconds left at this moment. The longest time that was ever left is about
-// its TTL.
+// confirm records that an entry's session had some seconds left at this moment. The longest time that was
+// ever left is about its TTL.
 function confirm(entry, seconds, known) {
 	entry.longest = known?.longest ?? 0;
 	if (!(seconds > 0)) return;
@@ -106,7 +107,8 @@ function remove(line) {
 	touch(line.key);
 }
 
-// A line that has become free stays for a moment, so that rows do not jump when a lock is taken again and again.
+// A line that has become free stays for a moment, so that rows do not jump when a lock is taken again and
+// again.
 setInterval(() => {
 	const before = performance.now() - freeShown;
 	for (const line of state.sorted.filter((l) => l.free && l.free < before)) remove(line);
@@ -215,7 +217,8 @@ export function useToken(text) {
 	wake();
 }
 
-// reconnectIfSilent connects again if nothing has arrived for long: a connection may be dead without anybody noticing.
+// reconnectIfSilent connects again if nothing has arrived for long: a connection may be dead without
+// anybody noticing.
 function reconnectIfSilent(limit) {
 	if (!connection) wake();
 	else if (performance.now() - lastArrival > limit) connection.abort();

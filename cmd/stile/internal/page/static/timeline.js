@@ -13,8 +13,8 @@ const maxRows = 60;
 const maxListed = 200;
 const maxOffered = 50;
 
-// spansOf returns when each entry waited and held, from events and from the line as it is now. Times are in milliseconds. A
-// start before the first event, and an end in the future, are undefined.
+// spansOf returns when each entry waited and held, from events and from the line as it is now. Times are in
+// milliseconds. A start before the first event, and an end in the future, are undefined.
 export function spansOf(events, line, until) {
 	const open = new Map(), all = [];
 	const take = (entry) => {

@@ -1,4 +1,5 @@
-// What the user has chosen: the view, a lock, and which locks to show. The view and the lock are in the address too.
+// What the user has chosen: the view, a lock, and which locks to show. The view and the lock are in the
+// address too.
 import { state, searchable, touch } from "./state.js";
 
 export const views = ["lines", "timeline", "waits", "blame"];

@@ -1,5 +1,5 @@
 // The waits view: holders that wait for other locks meanwhile, as a graph of locks. A cycle is a deadlock.
-import { el, svg, setText, keyed, ownerOf, visible, shortened, duration, number, plural } from "./dom.js";
+import { el, svg, setText, keyed, ownerOf, visible, shortened, duration, number } from "./dom.js";
 import { get } from "./api.js";
 import { isStale, now } from "./state.js";
 import { choose } from "./ui.js";
@@ -39,12 +39,16 @@ async function ask() {
 }
 
 function show({ waits, cycles }) {
-	const all = `${waits.length ? plural(waits.length, "holder") + (waits.length === 1 ? " waits" : " wait") : "No holder waits"} for another lock`;
-	setText(parts.summary, `${all}${cycles.length ? `, and there ${cycles.length === 1 ? "is a deadlock" : `are ${cycles.length} deadlocks`}` : ""}. An arrow leads from a lock that is held to the lock that its holder waits for.`);
-	keyed(parts.cycles, cycles, (names) => JSON.stringify(names), (names) => el("p", { class: "deadlock", role: "alert" }, `Deadlock: ${[...names, names[0]].map(visible).join(" → ")}`));
+	const waiting = { 0: "No holder waits", 1: "1 holder waits" }[waits.length] ?? `${number(waits.length)} holders wait`;
+	const deadlocks = { 0: "", 1: ", and there is a deadlock" }[cycles.length] ?? `, and there are ${cycles.length} deadlocks`;
+	setText(parts.summary, `${waiting} for another lock${deadlocks}. ` +
+		"An arrow leads from a lock that is held to the lock that its holder waits for.");
+	keyed(parts.cycles, cycles, (names) => JSON.stringify(names),
+		(names) => el("p", { class: "deadlock", role: "alert" }, `Deadlock: ${[...names, names[0]].map(visible).join(" → ")}`));
 	keyed(parts.list, waits.slice(0, maxListed), (w) => `${w.waiter.session} ${w.waiter.token} ${w.waits_for}`, () => el("li"), (item, w) => {
-		const since = (now() - Date.parse(w.since)) / 1000;
-		setText(item, `${ownerOf(w.waiter)} holds ${w.holds.map(visible).join(", ")} and waits for ${visible(w.waits_for)}${Number.isNaN(since) ? "" : ` for ${duration(Math.round(Math.max(0, since)))}`}`);
+		const seconds = Math.floor((now() - Date.parse(w.since)) / 1000);
+		const time = seconds >= 1 ? ` for ${duration(seconds)}` : "";
+		setText(item, `${ownerOf(w.waiter)} holds ${w.holds.map(visible).join(", ")} and waits for ${visible(w.waits_for)}${time}`);
 	});
 	setText(parts.note, waits.length > maxListed ? `and ${number(waits.length - maxListed)} more` : "");
 	const edges = waits.flatMap((w) => w.holds.map((held) => ({ from: held, to: w.waits_for, entry: w.waiter }))).slice(0, maxEdges);
@@ -89,7 +93,8 @@ function draw(edges, cycles) {
 	}
 	const width = 24 + heights.length * (box.width + box.right) - box.right, back = edges.some((e) => places.get(e.to).x <= places.get(e.from).x);
 	const height = 24 + Math.max(1, ...heights.filter(Boolean)) * (box.height + box.below) + (back ? 40 : 0);
-	const end = (id, kind) => svg("marker", { id, class: kind, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 10, markerHeight: 10, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0 0 8 4 0 8z" }));
+	const arrow = { viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 10, markerHeight: 10, markerUnits: "userSpaceOnUse", orient: "auto" };
+	const end = (id, kind) => svg("marker", { ...arrow, id, class: kind }, svg("path", { d: "M0 0 8 4 0 8z" }));
 	const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "the list below has the same" },
 		svg("defs", {}, end("end", "end"), end("red-end", "cycle-end")));
 	for (const { from, to, entry } of edges) {
