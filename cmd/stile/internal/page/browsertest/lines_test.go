@@ -264,6 +264,7 @@ func TestLines_keepOnlyRowsInView(t *testing.T) {
 	const n = 3000
 	w := newWorld(t, nil)
 	l := newLoad(w, n)
+	w.awaitObserved(n)
 	page := w.open("", size(1000, 700))
 	page.awaitText("#summary", "3 000 locks")
 	page.await(row(l.name(0)))
@@ -284,6 +285,17 @@ func TestLines_keepOnlyRowsInView(t *testing.T) {
 	page.await(row(l.name(1500)))
 	if got := eval[int](page, nodes); got > limit {
 		t.Errorf("%d elements after changes, want at most %d", got, limit)
+	}
+}
+
+// awaitObserved waits until the server knows of n locks. While the machine is busy, that may take long.
+func (w *world) awaitObserved(n int) {
+	w.Helper()
+	for {
+		if lines, _ := w.source.Observer.Lines("", "", n+1); len(lines) == n {
+			return
+		}
+		sleep(w.Context(), 20*time.Millisecond)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/heapprofiler"
+	"github.com/chromedp/cdproto/performance"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 )
@@ -49,6 +50,10 @@ func TestLoad(t *testing.T) {
 	page.await(row(l.name(0)))
 	t.Logf("all lines shown after %v", time.Since(begin).Round(time.Millisecond))
 	eval[bool](page, measureFrames)
+	page.run(chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
+		_, err := cdp.Call(ctx, to, performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks})
+		return err
+	}))
 
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan int)
@@ -70,9 +75,11 @@ func TestLoad(t *testing.T) {
 	start := time.Now()
 	t.Logf("memory at the start: %s", page.heap())
 	phase := func(name string, d time.Duration, js string) {
+		busy, begin := page.busy(), time.Now()
 		eval[bool](page, "(measured = { long: [], frames: 0, late: 0, worst: 0 }, window.onFrame = "+js+", true)")
 		sleep(t.Context(), d)
-		t.Logf("%s for %v: %s", name, d, eval[string](page, `(onFrame = undefined, measured.long.length + " long tasks, the longest " + Math.max(0, ...measured.long) +
+		share := (page.busy() - busy).Seconds() / time.Since(begin).Seconds()
+		t.Logf("%s for %v: the page's thread used %.1f %% of a processor; %s", name, d.Round(time.Second), 100*share, eval[string](page, `(onFrame = undefined, measured.long.length + " long tasks, the longest " + Math.max(0, ...measured.long) +
 			" ms; " + measured.frames + " frames, " + measured.late + " after more than 50 ms, the longest " + measured.worst + " ms; " + document.querySelectorAll("*").length + " elements")`))
 	}
 	phase("looking", 20*time.Second, "undefined")
@@ -89,13 +96,26 @@ func TestLoad(t *testing.T) {
 	t.Logf("%.0f changes a second", float64(n)/time.Since(start).Seconds())
 }
 
+// busy returns the processor time that the page's main thread has used, which does not depend on other processes.
+func (t *tab) busy() (used time.Duration) {
+	t.Helper()
+	t.run(chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
+		r, err := cdp.Call(ctx, to, performance.GetMetrics, cdp.Empty{})
+		for _, m := range r.Metrics {
+			if m.Name == "TaskDuration" {
+				used = time.Duration(m.Value * float64(time.Second))
+			}
+		}
+		return err
+	}))
+	return used
+}
+
 // heap returns how much memory the page's JavaScript uses, after a collection of garbage.
 func (t *tab) heap() string {
 	t.Helper()
 	var used float64
-	ctx, cancel := context.WithTimeout(t.ctx, patience)
-	defer cancel()
-	err := chromedp.Do(ctx, chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
+	t.run(chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
 		if _, err := cdp.Call(ctx, to, heapprofiler.CollectGarbage, cdp.Empty{}); err != nil {
 			return err
 		}
@@ -103,8 +123,5 @@ func (t *tab) heap() string {
 		used = usage.UsedSize
 		return err
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
 	return fmt.Sprintf("%.1f MB", used/1e6)
 }

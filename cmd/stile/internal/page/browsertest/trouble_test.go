@@ -82,6 +82,7 @@ func TestHiddenTab_disconnects(t *testing.T) {
 	tab.await("window.hiddenLongAgo")
 	w.lock(w.host("ci-1"), "meanwhile")
 	newLoad(w, 2100)
+	w.awaitObserved(2102)
 	if n := tab.requests("/api/v1/events"); n != connects {
 		t.Errorf("connected %d times while hidden", n-connects)
 	}
