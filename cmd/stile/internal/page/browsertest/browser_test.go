@@ -431,10 +431,13 @@ func size(width, height int64) action { return chromedp.EmulateViewport(width, h
 
 // scheme has the tab prefer a color scheme.
 func scheme(value string) action {
+	return media(&emulation.MediaFeature{Name: "prefers-color-scheme", Value: value})
+}
+
+// media sets what the tab's user prefers.
+func media(features ...*emulation.MediaFeature) action {
 	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}},
-		})
+		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features})
 		return err
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
 	"github.com/stilelock/stile"
@@ -25,7 +26,8 @@ func TestScreenshots(t *testing.T) {
 	}
 	w := newWorld(t, nil)
 	w.demo(25 * time.Second)
-	page := w.open("", size(1180, 560), scheme("light"))
+	page := w.open("", size(1180, 560), media(
+		&emulation.MediaFeature{Name: "prefers-color-scheme", Value: "light"}, &emulation.MediaFeature{Name: "prefers-reduced-motion", Value: "reduce"}))
 	page.await(row("deploy/shop"))
 	page.await("document.querySelectorAll('#tree li').length > 5")
 	page.shoot(dir, "lines")
@@ -37,7 +39,6 @@ func TestScreenshots(t *testing.T) {
 // shoot writes an image of what the tab shows.
 func (t *tab) shoot(dir, name string) {
 	t.Helper()
-	t.await("!document.getAnimations().some(a => a.effect.target.classList.contains('entry') && a.playState === 'running')")
 	ctx, cancel := context.WithTimeout(t.ctx, patience)
 	defer cancel()
 	image, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
@@ -89,7 +90,12 @@ func (w *world) demo(d time.Duration) {
 	w.nest(a, "orders/17", "stock/4")
 	go func() { _, _ = b.Mutex("orders/17").Lock(held.Context()) }()
 	w.nest(owner("billing-3", "report", "", 73), "reports/may", "orders/17")
-	sleep(ctx, d)
+	sleep(ctx, d/2)
+	for _, holder := range w.source.Observer.Line("deploy/shop").Holders { // one is broken
+		w.source.Observer.Broken("deploy/shop", holder.Token)
+		_, _ = w.source.Client.Break(ctx, "deploy/shop", holder.Token)
+	}
+	sleep(ctx, d/2)
 }
 
 // wait is for the result of a Join.
