@@ -31,17 +31,24 @@ const measureFrames = `
 	requestAnimationFrame(frame);
 	true`
 
-// With STILE_PAGE_LOAD=DURATION this shows the page with 10 000 locks and 200 changes a second, and reports
-// long tasks, late frames and memory. It fails on nothing, because the figures depend on the machine.
-func TestLoad(t *testing.T) {
-	text := os.Getenv("STILE_PAGE_LOAD")
-	if text == "" {
-		t.Skip("set STILE_PAGE_LOAD to a duration, such as 10m, to measure the page under load")
+// BenchmarkLoad shows the page with 10 000 locks and 200 changes a second for a minute, or as long as
+// STILE_PAGE_LOAD says, and reports long tasks, late frames and memory. It fails on nothing, because the
+// figures depend on the machine.
+func BenchmarkLoad(b *testing.B) {
+	duration := time.Minute
+	if text := os.Getenv("STILE_PAGE_LOAD"); text != "" {
+		var err error
+		if duration, err = time.ParseDuration(text); err != nil {
+			b.Fatal(err)
+		}
 	}
-	duration, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatal(err)
+	for b.Loop() { // once, because it takes more than a second
+		measureLoad(b, duration)
 	}
+}
+
+func measureLoad(t testing.TB, duration time.Duration) {
+	const part = 10 * time.Second
 	w := newWorld(t, nil)
 	l := newLoad(w, 10_000)
 	begin := time.Now()
@@ -82,21 +89,22 @@ func TestLoad(t *testing.T) {
 		t.Logf("%s for %v: the page's thread used %.1f %% of a processor; %s", name, d.Round(time.Second), 100*share, eval[string](page, `(onFrame = undefined, measured.long.length + " long tasks, the longest " + Math.max(0, ...measured.long) +
 			" ms; " + measured.frames + " frames, " + measured.late + " after more than 50 ms, the longest " + measured.worst + " ms; " + document.querySelectorAll("*").length + " elements")`))
 	}
-	phase("looking", 20*time.Second, "undefined")
-	phase("scrolling", 20*time.Second, "() => { const v = document.getElementById('lines'); v.scrollTop = (v.scrollTop + 200) % (v.scrollHeight - v.clientHeight); }")
+	phase("looking", part, "undefined")
+	phase("scrolling", part, "() => { const v = document.getElementById('lines'); v.scrollTop = (v.scrollTop + 200) % (v.scrollHeight - v.clientHeight); }")
 	page.press("/")
 	page.typeText("host-1 ")
-	phase("searching", 20*time.Second, "undefined")
+	phase("searching", part, "undefined")
 	page.press(escape, escape)
-	t.Logf("memory after a minute: %s", page.heap())
-	phase("looking on", max(0, duration-time.Since(start)), "undefined")
+	t.Logf("memory after %v: %s", time.Since(start).Round(time.Second), page.heap())
+	phase("looking on", max(part, duration-time.Since(start)), "undefined")
 	t.Logf("memory after %v: %s", time.Since(start).Round(time.Second), page.heap())
 	cancel()
 	n := <-changed
 	t.Logf("%.0f changes a second", float64(n)/time.Since(start).Seconds())
 }
 
-// busy returns the processor time that the page's main thread has used, which does not depend on other processes.
+// busy returns the processor time that the page's main thread has used, which does not depend on other
+// processes.
 func (t *tab) busy() (used time.Duration) {
 	t.Helper()
 	t.run(chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {

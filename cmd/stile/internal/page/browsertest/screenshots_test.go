@@ -17,15 +17,16 @@ import (
 // maxImageBytes limits the size of the images in the documentation.
 const maxImageBytes = 150 << 10
 
-// With STILE_SCREENSHOTS=DIR this makes the images of docs/images, in DIR. It takes half a minute, because
-// the timeline needs something to show.
+// The images of docs/images are those of this test with STILE_SCREENSHOTS=docs/images (an absolute path).
+// Then it takes half a minute, because the timeline needs something to show.
 func TestScreenshots(t *testing.T) {
-	dir := os.Getenv("STILE_SCREENSHOTS")
+	t.Parallel()
+	dir, d := os.Getenv("STILE_SCREENSHOTS"), 25*time.Second
 	if dir == "" {
-		t.Skip("set STILE_SCREENSHOTS to the directory of the images to make them")
+		dir, d = t.TempDir(), time.Second
 	}
 	w := newWorld(t, nil)
-	w.demo(25 * time.Second)
+	w.demo(d)
 	page := w.open("", size(1180, 560), media(
 		&emulation.MediaFeature{Name: "prefers-color-scheme", Value: "light"}, &emulation.MediaFeature{Name: "prefers-reduced-motion", Value: "reduce"}))
 	page.await(row("deploy/shop"))
