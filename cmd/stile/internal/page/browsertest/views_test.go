@@ -184,21 +184,16 @@ func (t *tab) breakHolder(name, reason string) {
 	t.press(escape)
 }
 
-// loseHold holds a lock until its session ends in the store, because nobody renews it. If the server was
-// too busy to see that it was not renewed, it does so again, for longer.
+// loseHold holds a lock until its session ends in the store, because nobody renews it. If the server was too
+// busy to see that it was not renewed, it does so again, for longer.
 func (w *world) loseHold(name, host string) {
 	w.Helper()
-	for seconds := 2; ; seconds *= 2 {
-		w.holdFor(name, host, time.Duration(seconds)*time.Second)
-		for _, e := range w.source.Observer.History(name) {
-			if e.Cause == observe.Lost {
-				return
-			}
-		}
+	for ttl := 2 * time.Second; w.holdFor(name, fmt.Sprintf("%s-%v", host, ttl), ttl) != observe.Lost; ttl *= 2 {
 	}
 }
 
-func (w *world) holdFor(name, host string, ttl time.Duration) {
+// holdFor holds a lock until its session ends, and returns why it ended, as far as the server knows.
+func (w *world) holdFor(name, host string, ttl time.Duration) (cause string) {
 	w.Helper()
 	se, err := w.st.Open(w.Context(), store.SessionOptions{TTL: ttl})
 	if err != nil {
@@ -208,11 +203,17 @@ func (w *world) holdFor(name, host string, ttl time.Duration) {
 	if _, err := se.Enqueue(w.Context(), store.Request{Name: name, Mode: line.Exclusive, Owner: store.Owner{Host: host}, Notify: func(store.Standing) {}}); err != nil {
 		w.Fatal(err)
 	}
-	awaitHolders := func(n int) {
-		for len(w.source.Observer.Line(name).Holders) != n {
-			sleep(w.Context(), 10*time.Millisecond)
+	var gone time.Time // since when the store has no entry
+	for gone.IsZero() || time.Since(gone) < patience/2 {
+		for _, e := range w.source.Observer.History(name) {
+			if e.What == observe.Ended && e.Entry.Owner.Host == host {
+				return e.Cause
+			}
 		}
+		if gone.IsZero() && w.entries(name) == 0 {
+			gone = time.Now()
+		}
+		sleep(w.Context(), 20*time.Millisecond)
 	}
-	awaitHolders(1)
-	awaitHolders(0)
+	return "" // the server was too busy to see it at all
 }
