@@ -135,7 +135,6 @@ func (w *world) allowBreak() {
 func (w *world) openWithToken(token string) *tab {
 	w.Helper()
 	t := w.open("")
-	t.expectRefusals()
 	t.await("document.activeElement?.id === 'token'")
 	t.typeText(token)
 	t.press(enter)
@@ -278,13 +277,18 @@ func (w *world) open(address string, before ...action) *tab {
 // openAt is open for another server.
 func (w *world) openAt(url, address string, before ...action) *tab {
 	w.Helper()
-	t := &tab{world: w, requested: make(map[string]int)}
+	t := &tab{world: w, requested: make(map[string]int), refusals: w.cfg.Tokens != nil}
 	ctx, cancel := chromedp.NewContext(startBrowser(w), chromedp.WithNewBrowserContext(), chromedp.WithListener(t.listen))
 	w.Cleanup(cancel)
 	t.ctx = ctx
 	if err := chromedp.Do(ctx); err != nil { // without a time-out: its context is that of the tab
 		w.Fatal(err)
 	}
+	// Other tabs of the same browser have the focus too.
+	t.run(chromedp.Func(func(ctx context.Context, to *chromedp.Target) error {
+		_, err := cdp.Call(ctx, to, emulation.SetFocusEmulationEnabled, emulation.SetFocusEmulationEnabledParams{Enabled: true})
+		return err
+	}))
 	t.run(before...)
 	t.run(chromedp.Navigate(url + "/" + address))
 	w.Cleanup(func() {

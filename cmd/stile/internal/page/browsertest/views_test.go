@@ -182,6 +182,7 @@ func (t *tab) breakHolder(name, reason string) {
 	t.press(enter)
 	t.awaitText("#break-result", "The entry was removed.")
 	t.press(escape)
+	t.await("!document.getElementById('break').open")
 }
 
 // loseHold holds a lock until its session ends in the store, because nobody renews it. If the server was too
