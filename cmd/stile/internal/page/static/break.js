@@ -21,8 +21,9 @@ export function offerBreak(key, entry, holds) {
 			try {
 				await post("break", { key, token: entry.token, reason: reason.value });
 				setText(result, "The entry was removed.");
-				reason.disabled = true;
+				reason.readOnly = true;
 				submit.hidden = true;
+				$("close-break").focus(); // the keyboard must not be left at an element that is gone
 			} catch (err) {
 				setText(result, err.message);
 				submit.disabled = false;
