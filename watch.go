@@ -20,7 +20,7 @@ const (
 	watchResyncInterval = 10 * time.Second
 	// WatchChanges spends at most one part in so many of the time on readings of all lines: of those that
 	// follow a notification that any line may have changed, and of those without a notification.
-	fullReadingShare, resyncShare = 10, 100
+	fullReadingShare, resyncShare = 30, 1000
 	// changeReaders is the number of lines that WatchChanges reads at the same time.
 	changeReaders = 8
 )
@@ -65,10 +65,10 @@ type Change struct {
 // of lines.
 //
 // All lines are read again when the store cannot tell which have changed, as after an outage, and every
-// ten seconds. If that takes long, it is done less often: the former readings take at most a tenth of
-// the time, the latter at most a hundredth. Changes that the store reports by name are not delayed by
+// ten seconds. If that takes long, it is done less often: the former readings take at most a thirtieth of
+// the time, the latter at most a thousandth. Changes that the store reports by name are not delayed by
 // that. Redis and Redlock report neither entries that expire nor what other lockers do, and ZooKeeper
-// does not report a changed owner; only a reading of all lines shows that.
+// does not report a changed owner, so these stores say every few seconds that any line may have changed.
 //
 // After an error all lines are read, so the next Change makes up for what was missed.
 func (c *Client) WatchChanges(ctx context.Context, prefix string) iter.Seq2[Change, error] {

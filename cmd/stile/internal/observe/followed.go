@@ -8,9 +8,8 @@ import (
 
 // followed is a line with entries.
 type followed struct {
-	line         stile.Line
-	watchedUntil time.Time // until then somebody looks at it
-	entries      map[identity]*followedEntry
+	line    stile.Line
+	entries map[identity]*followedEntry
 }
 
 // followedEntry is what the observer knows about an entry beside its last reading.

@@ -16,6 +16,8 @@ type lease struct {
 
 	read time.Time     // when the reading began that was the last to begin
 	left time.Duration // how long the session had left then
+
+	line string // the name of a line with a holder of the session; empty if there is none
 }
 
 // leases are the leases of sessions, by session. The store does not know those of all sessions.
@@ -38,6 +40,9 @@ func (ls leases) confirm(l stile.Line, at time.Time) {
 			s.deadline = deadline
 		}
 		s.longest = max(s.longest, left)
+		if p.holds {
+			s.line = l.Name
+		}
 		if !at.Before(s.read) {
 			s.read, s.left = at, left
 		}

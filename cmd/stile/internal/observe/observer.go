@@ -24,6 +24,7 @@ type Observer struct {
 	mu      sync.Mutex
 	lines   map[string]*followed // lines with entries, by name
 	leases  leases               // of their sessions
+	looked  map[string]time.Time // names that somebody looks at, until then
 	names   []string             // their names in order; nil if that must be made again
 	history history
 	began   time.Time                 // when all lines were first read
@@ -51,7 +52,8 @@ func New(client *stile.Client) *Observer { return NewWithPrefix(client, "") }
 func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 	return &Observer{
 		client: client, prefix: prefix, boot: rand.Text(),
-		lines: make(map[string]*followed), leases: make(leases), history: newHistory(), broken: make(map[brokenEntry]time.Time),
+		lines: make(map[string]*followed), leases: make(leases), looked: make(map[string]time.Time),
+		history: newHistory(), broken: make(map[brokenEntry]time.Time),
 		changed: make(chan struct{}), status: Status{Since: time.Now()},
 	}
 }

@@ -25,8 +25,8 @@ func (o *Observer) Look(names []string) {
 	defer o.mu.Unlock()
 	until := time.Now().Add(lookDuration)
 	for _, name := range names {
-		if f := o.lines[name]; f != nil {
-			f.watchedUntil = until
+		if o.lines[name] != nil {
+			o.looked[name] = until
 		}
 	}
 }
@@ -67,35 +67,64 @@ func (o *Observer) sample(ctx context.Context) {
 // at, then those of holders that may be dying, the earliest deadline first. One line shows a session's lease for
 // all of its lines.
 func (o *Observer) samples(now time.Time) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.leases.forget(now)
+	maps.DeleteFunc(o.looked, func(_ string, until time.Time) bool { return now.After(until) })
 	type candidate struct {
 		name string
-		due  time.Time
+		due  time.Time // zero if somebody looks
 	}
 	of := make(map[*lease]candidate)
-	o.mu.Lock()
-	o.leases.forget(now)
-	for name, f := range o.lines {
-		for _, h := range f.line.Holders {
-			s := o.leases[h.Session]
-			if s == nil || now.Sub(s.read) < minSampleAge {
-				continue
-			}
-			due := s.due()
-			if now.Before(f.watchedUntil) {
-				due = time.Time{}
-			}
-			if best, ok := of[s]; due.Before(now) && (!ok || due.Before(best.due)) {
-				of[s] = candidate{name, due}
+	for name := range o.looked {
+		for _, h := range o.holdersLocked(name) {
+			if s := o.leases[h.Session]; s != nil && now.Sub(s.read) >= minSampleAge {
+				of[s] = candidate{name, time.Time{}}
 			}
 		}
 	}
-	o.mu.Unlock()
+	o.showLeasesLocked(now)
+	for _, s := range o.leases {
+		if _, looked := of[s]; !looked && s.line != "" && s.due().Before(now) && now.Sub(s.read) >= minSampleAge {
+			of[s] = candidate{s.line, s.due()}
+		}
+	}
 	all := slices.SortedFunc(maps.Values(of), func(a, b candidate) int { return a.due.Compare(b.due) })
 	var names []string
 	for _, c := range all[:min(len(all), sampleBudget)] {
 		names = append(names, c.name)
 	}
 	return names
+}
+
+// showLeasesLocked finds another line for each lease that is due, and whose line has no holder of its session any
+// more. It looks at all lines only if there is such a lease.
+func (o *Observer) showLeasesLocked(now time.Time) {
+	moved := make(map[string]*lease)
+	for session, s := range o.leases {
+		holds := func(e stile.Entry) bool { return e.Session == session }
+		if s.line != "" && s.due().Before(now) && !slices.ContainsFunc(o.holdersLocked(s.line), holds) {
+			s.line = ""
+			moved[session] = s
+		}
+	}
+	if len(moved) == 0 {
+		return
+	}
+	for name, f := range o.lines {
+		for _, h := range f.line.Holders {
+			if s := moved[h.Session]; s != nil {
+				s.line = name
+			}
+		}
+	}
+}
+
+func (o *Observer) holdersLocked(name string) []stile.Entry {
+	if f := o.lines[name]; f != nil {
+		return f.line.Holders
+	}
+	return nil
 }
 
 // confirm uses only the leases of a reading. Entries that came or left are reported by the watch: its
