@@ -139,7 +139,7 @@ release-check: servers ## release the last commit for one platform, twice; insta
 STORE   ?= etcd
 CONTEST ?=
 .PHONY: bench
-bench: servers build ## compare with other locks on STORE=etcd, redis or zk, or stile run with flock (STORE=startup); CONTEST=lockall
+bench: servers build ## compare with other locks on STORE=etcd, redis or zk, stile run with flock (STORE=startup), a server with and without its page (STORE=page); CONTEST=lockall
 	cd lab && GOWORK=off go run ./bench -store $(STORE) -contest '$(CONTEST)' -etcd $(BIN)/etcd -stile $(BIN)/stile
 
 .PHONY: bench-holds

@@ -65,18 +65,19 @@ var stores = map[string]struct {
 	"redis":   {measureRedis, []string{"mutex", "rwmutex", "semaphore", "lockall"}},
 	"zk":      {measureZooKeeper, []string{"mutex", "lockall"}},
 	"startup": {measureStartup, nil},
+	"page":    {measurePage, nil},
 }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	var c config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk or startup")
+	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk, startup or page")
 	flags.StringVar(&c.contest, "contest", "", "measure only this: mutex, crowd, rwmutex, semaphore, election or lockall; not every store has all")
 	flags.IntVar(&c.rounds, "rounds", 5, "number of rounds; each round measures everything")
 	flags.DurationVar(&c.slice, "slice", time.Second, "how long each contender runs at a time")
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
 	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
-	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup")
+	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup and page")
 	flags.StringVar(&c.format, "o", "text", "output format: text (Markdown) or json")
 	profile := flags.String("cpuprofile", "",
 		"write a CPU profile to this `file`; go tool pprof -tagfocus contender=Stile shows one contender's share")
@@ -90,7 +91,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	store, ok := stores[c.store]
 	switch {
 	case !ok:
-		return fmt.Errorf("-store %s: want etcd, redis, zk or startup", c.store)
+		return fmt.Errorf("-store %s: want etcd, redis, zk, startup or page", c.store)
 	case c.contest != "" && !slices.Contains(store.contests, c.contest):
 		return fmt.Errorf("-contest %s: -store %s has %q", c.contest, c.store, store.contests)
 	case c.format != "text" && c.format != "json":
