@@ -80,7 +80,7 @@ func TestWatchChanges_readsAllForAtMostAThousandthOfTheTime(t *testing.T) {
 		for i := 1; i < len(full); i++ {
 			pause := 999 * slow
 			if i == 1 {
-				pause = 29 * slow // the watch has begun, and any line may have changed before
+				pause = 9 * slow // the watch has begun, and any line may have changed before
 			}
 			if rest := full[i] - slow - full[i-1]; rest < pause {
 				t.Errorf("reading %d of all lines began %v after the one before, want %v at least", i, rest, pause)
@@ -101,7 +101,7 @@ func TestWatchChanges_readsAllAfterwards(t *testing.T) {
 			case c.Op == memstore.Watch:
 				return memstore.Fault{Delay: 500 * time.Millisecond} // a change before it is not named
 			case c.Op == memstore.Read && c.Name == "":
-				return memstore.Fault{ReplyDelay: 30 * time.Millisecond}
+				return memstore.Fault{ReplyDelay: 100 * time.Millisecond}
 			}
 			return memstore.Fault{}
 		})

@@ -211,6 +211,7 @@ func TestHooks_everyOutcome(t *testing.T) {
 				if err := c.Close(context.Background()); err != nil {
 					t.Fatal(err)
 				}
+				synctest.Wait() // Close does not wait for the goroutine that reports the end of a Join
 				l.checkPaired()
 				attempt, hold := l.last()
 				if n := l.attempts(); n != 1 {

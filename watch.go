@@ -20,7 +20,9 @@ const (
 	watchResyncInterval = 10 * time.Second
 	// WatchChanges spends at most one part in so many of the time on readings of all lines: of those that
 	// follow a notification that any line may have changed, and of those without a notification.
-	fullReadingShare, resyncShare = 30, 1000
+	fullReadingShare, resyncShare = 10, 1000
+	// maxReadingPause limits the pause after a slow reading: a busy machine makes it slow, not expensive.
+	maxReadingPause = 30 * time.Second
 	// changeReaders is the number of lines that WatchChanges reads at the same time.
 	changeReaders = 8
 )
@@ -65,9 +67,9 @@ type Change struct {
 // of lines.
 //
 // All lines are read again when the store cannot tell which have changed, as after an outage, and every
-// ten seconds. If that takes long, it is done less often: the former readings take at most a thirtieth of
-// the time, the latter at most a thousandth. Changes that the store reports by name are not delayed by
-// that. Redis and Redlock report neither entries that expire nor what other lockers do, and ZooKeeper
+// ten seconds. If that takes long, it is done less often: the former readings take at most a tenth of
+// the time, but wait for at most 30 seconds, and the latter take at most a thousandth. Changes that the
+// store reports by name are not delayed by that. Redis and Redlock report neither entries that expire nor what other lockers do, and ZooKeeper
 // does not report a changed owner, so these stores say every few seconds that any line may have changed.
 //
 // After an error all lines are read, so the next Change makes up for what was missed.
@@ -160,7 +162,7 @@ func watch[T any](
 			case names == nil:
 				p.earliest, p.due = now, now.Add(watchResyncInterval)
 				if byName {
-					p.earliest = now.Add((fullReadingShare - 1) * took)
+					p.earliest = now.Add(min((fullReadingShare-1)*took, maxReadingPause))
 					p.due = now.Add(max(watchResyncInterval, (resyncShare-1)*took))
 				}
 			}

@@ -28,8 +28,8 @@ import (
 const (
 	readToken  = "read-0123456789abcdef"
 	breakToken = "break-0123456789abcdef"
-	ttl        = time.Minute // on a busy machine
-	patience   = time.Minute // likewise
+	ttl        = 5 * time.Minute // on a busy machine
+	patience   = 3 * time.Minute // likewise
 )
 
 // world is a store with a page.
