@@ -36,6 +36,7 @@ func newProxy(t *testing.T, to string) *proxy {
 	p := &proxy{Listener: l}
 	p.ctx, p.cut = context.WithCancel(t.Context())
 	var conns []net.Conn
+	closed := false
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -52,6 +53,10 @@ func newProxy(t *testing.T, to string) *proxy {
 			}
 			mu.Lock()
 			conns = append(conns, inbound, outbound)
+			if closed { // while it was dialing
+				inbound.Close()
+				outbound.Close()
+			}
 			mu.Unlock()
 			all.Go(func() { p.forward(inbound, outbound) })
 			all.Go(func() { p.forward(outbound, inbound) })
@@ -60,6 +65,7 @@ func newProxy(t *testing.T, to string) *proxy {
 	t.Cleanup(func() {
 		l.Close()
 		mu.Lock()
+		closed = true
 		for _, c := range conns {
 			c.Close()
 		}

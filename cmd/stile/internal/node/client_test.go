@@ -2,11 +2,13 @@ package node_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
@@ -32,10 +34,12 @@ func TestClient_isRoot(t *testing.T) {
 		if _, err := cli.UserList(t.Context()); err != nil {
 			t.Errorf("a request that only root may make, with the password %q: %v", password, err)
 		}
-		n.Close() // with an open client
-		if _, err := cli.Get(t.Context(), "k"); err == nil {
+		n.Close()                                                    // with an open client
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the client may wait for a connection
+		if _, err := cli.Get(ctx, "k"); err == nil {
 			t.Error("the client reads after the server was closed")
 		}
+		cancel()
 	}
 }
 
