@@ -92,6 +92,28 @@ func TestWatchChanges_readsAllForAtMostAThousandthOfTheTime(t *testing.T) {
 	})
 }
 
+// A busy machine makes a reading slow. The next one that is necessary does not wait in proportion.
+func TestWatchChanges_readsAllAgainWithin30Seconds(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		const slow = 10 * time.Second
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read && c.Name == "" {
+				return memstore.Fault{ReplyDelay: slow}
+			}
+			return memstore.Fault{}
+		})
+		changes := watchChanges(t, w.client("eve"), "")
+		time.Sleep(time.Minute)
+		all := changes.all() // the second because the watch has begun
+		if len(all) != 2 {
+			t.Fatalf("got %d readings in a minute, want 2", len(all))
+		}
+		if pause := all[1].at - slow - all[0].at; pause > 30*time.Second {
+			t.Errorf("the second reading began %v after the first, want 30s at most", pause)
+		}
+	})
+}
+
 // While a reading of all lines waits for its time, changes with a name must not make the watch forget it.
 func TestWatchChanges_readsAllAfterwards(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {

@@ -21,8 +21,9 @@ type Blame struct {
 	Waiters, Holds int
 }
 
-// Blame charges the waiting of the last hour to the holders at that time, the largest sum first. Waiting while nobody holds is charged to nobody. Since is from when on
-// waiting is known; for a name with more changes than are kept it is later.
+// Blame charges the waiting of the last hour to the holders at that time, the largest sum first. Waiting for a
+// free lock is charged to no holder. Waiting is known from since on; for a name with more changes than are kept
+// it is known from later on.
 func (o *Observer) Blame() (since time.Time, blame []Blame) {
 	now := time.Now()
 	o.mu.Lock()

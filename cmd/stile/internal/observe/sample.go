@@ -53,7 +53,7 @@ func (o *Observer) sample(ctx context.Context) {
 					return
 				}
 				o.reportReading(ReadLease, at, err)
-				// The watch sets the status: it reads at least every ten seconds.
+				// The status is that of the watch, which reads without a change too.
 				if err == nil {
 					o.confirm(l, at)
 				}
