@@ -101,7 +101,10 @@ func (s *stress) intN(n int) int {
 	return s.rnd.IntN(n)
 }
 
-func (s *stress) durationUpTo(d time.Duration) time.Duration { return time.Duration(s.intN(int(d))) }
+// durationUpTo returns a random duration. It is never zero, see [attempts.Sleep].
+func (s *stress) durationUpTo(d time.Duration) time.Duration {
+	return 1 + time.Duration(s.intN(int(d)))
+}
 
 // fault returns a random fault. Late and lost replies make outcomes ambiguous.
 func (s *stress) fault(c memstore.Call) memstore.Fault {

@@ -198,17 +198,22 @@ func (p *pacer) next(ctx context.Context) ([]string, error) {
 		if p.due.Before(p.earliest) {
 			p.due = p.earliest
 		}
-		changes := p.changes
-		if time.Until(p.due) <= 0 {
-			changes = nil
+		due := time.Until(p.due)
+		if due <= 0 {
+			select {
+			case err := <-p.refused:
+				return nil, err
+			default:
+				return nil, nil
+			}
 		}
 		select {
-		case names := <-changes:
+		case names := <-p.changes:
 			if names != nil {
 				return names, nil
 			}
 			p.due = p.earliest
-		case <-time.After(time.Until(p.due)):
+		case <-time.After(due):
 			return nil, nil
 		case err := <-p.refused:
 			return nil, err

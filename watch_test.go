@@ -356,3 +356,16 @@ func TestWatch_refusedByStore(t *testing.T) {
 		lines.expectEnd(1, denied)
 	})
 }
+
+// The store may refuse both the watch and each reading. Then the watch ends too, after a last attempt to read.
+func TestWatch_refusedByStoreWithReadings(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		denied := errors.New("permission denied")
+		w.faults(memstore.Fault{Err: denied}, on(memstore.Watch, memstore.Read))
+		lines := watch(t, w.client("eve"), "", nil)
+		time.Sleep(time.Minute)
+		if !closed(lines.done) {
+			t.Errorf("the watch has not ended, after the results %+v", lines.all())
+		}
+	})
+}

@@ -49,9 +49,7 @@ func (s *Store) watch(ctx context.Context, prefix string, notify watchpump.Notif
 	for {
 		select {
 		case <-ticker.C:
-			if sub == nil || sub.active.Load() {
-				notify()
-			}
+			notify()
 		case <-refusal:
 			if refusal = nil; sub.err != nil {
 				return s.wrapErr(op, sub.err)

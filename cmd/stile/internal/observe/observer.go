@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"maps"
@@ -31,6 +32,8 @@ type Observer struct {
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by each change
 	status  Status
+	watched outcome // of the watch's last reading
+	sampled outcome // of the last reading of a lease, or a later success of the watch
 
 	hooks Hooks // not changed while Run runs
 }
@@ -76,7 +79,7 @@ func (o *Observer) Run(ctx context.Context) error {
 		if err == nil {
 			o.apply(change, time.Now())
 		}
-		o.setStatus(err)
+		o.noteWatched(change.At, err)
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -84,9 +87,36 @@ func (o *Observer) Run(ctx context.Context) error {
 	return last
 }
 
-func (o *Observer) setStatus(err error) {
+// outcome is how a reading has ended that began at a time.
+type outcome struct {
+	began time.Time
+	err   error
+}
+
+// noteWatched sets the status after a reading by the watch.
+func (o *Observer) noteWatched(began time.Time, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.watched = outcome{began, err}
+	if err == nil && !began.Before(o.sampled.began) {
+		o.sampled = o.watched
+	}
+	o.setStatusLocked(cmp.Or(o.watched.err, o.sampled.err))
+}
+
+// noteSampled sets the status after a reading of a lease: the watch itself may not read for a minute if nothing
+// changes, and so may not notice for that long that the store does not answer.
+func (o *Observer) noteSampled(began time.Time, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.status.Read || began.Before(o.sampled.began) {
+		return
+	}
+	o.sampled = outcome{began, err}
+	o.setStatusLocked(cmp.Or(o.watched.err, o.sampled.err))
+}
+
+func (o *Observer) setStatusLocked(err error) {
 	if o.status.Read && (err == nil) == (o.status.Err == nil) {
 		o.status.Err = err
 		return

@@ -77,6 +77,18 @@ func (w *world) release(h *stile.Hold) {
 	}
 }
 
+// nextStatus waits until the status changes between success and error, or ctx ends.
+func (w *world) nextStatus(ctx context.Context) observe.Status {
+	seen := w.o.Status()
+	for {
+		last, now := w.o.Last(), w.o.Status()
+		if (now.Err == nil) != (seen.Err == nil) || ctx.Err() != nil {
+			return now
+		}
+		w.o.Wait(ctx, last, seen)
+	}
+}
+
 // vanish makes a client's process vanish: the store gets no more requests from it.
 func (w *world) vanish(session string) {
 	w.st.SetFaults(func(c memstore.Call) memstore.Fault {
@@ -450,6 +462,70 @@ func TestObserver_outage(t *testing.T) {
 			t.Errorf("status after the outage: got %+v, want a success", s)
 		}
 		w.wantTold("a", "ann holds")
+	})
+}
+
+// All lines are read seldom if that takes long. An outage meanwhile is noticed where somebody looks.
+func TestObserver_outageBetweenReadings(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		w.lock(w.client("ann"), "a")
+		w.st.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read {
+				return memstore.Fault{ReplyDelay: 100 * time.Millisecond}
+			}
+			return memstore.Fault{}
+		})
+		w.start()
+		time.Sleep(10 * time.Second)
+		if s := w.o.Status(); !s.Read || s.Err != nil {
+			t.Fatalf("status: got %+v, want a success", s)
+		}
+		for _, silent := range []memstore.Fault{{Err: errors.New("the store is down")}, {LoseReply: true}} {
+			w.st.SetFaults(func(c memstore.Call) memstore.Fault {
+				if c.Op == memstore.Read {
+					return silent
+				}
+				return memstore.Fault{}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			w.o.Look([]string{"a"})
+			if s := w.nextStatus(ctx); s.Err == nil {
+				t.Errorf("status in an outage with %+v: got %+v, want its error", silent, s)
+			}
+			w.st.SetFaults(nil)
+			w.o.Look([]string{"a"})
+			if s := w.nextStatus(ctx); s.Err != nil {
+				t.Errorf("status after the outage: got %+v, want a success", s)
+			}
+		}
+	})
+}
+
+// A failed reading of a lease counts until a later reading succeeds, which may be one of the watch.
+func TestObserver_outageOfALineThatEnded(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		h := w.lock(ann, "a")
+		w.start()
+		time.Sleep(time.Second)
+		w.st.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read {
+				return memstore.Fault{Err: errors.New("the store is down")}
+			}
+			return memstore.Fault{}
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		w.o.Look([]string{"a"})
+		if s := w.nextStatus(ctx); s.Err == nil {
+			t.Fatalf("status in an outage: got %+v, want its error", s)
+		}
+		w.st.SetFaults(nil)
+		w.release(h)
+		if s := w.nextStatus(ctx); s.Err != nil {
+			t.Errorf("status after the outage: got %+v, want a success", s)
+		}
 	})
 }
 

@@ -14,6 +14,7 @@ const (
 	sampleInterval = 500 * time.Millisecond
 	sampleBudget   = 25 // readings in each interval
 	sampleReaders  = 8  // readings at the same time
+	sampleTimeout  = 5 * time.Second
 	minSampleAge   = time.Second
 	lookDuration   = 5 * time.Second
 )
@@ -48,12 +49,14 @@ func (o *Observer) sample(ctx context.Context) {
 			readers.Go(func() {
 				defer func() { <-places }()
 				at := time.Now()
-				l, err := o.client.Line(ctx, name)
+				bounded, cancel := context.WithTimeout(ctx, sampleTimeout)
+				defer cancel()
+				l, err := o.client.Line(bounded, name)
 				if ctx.Err() != nil {
 					return
 				}
 				o.reportReading(ReadLease, at, err)
-				// The status is that of the watch, which reads without a change too.
+				o.noteSampled(at, err)
 				if err == nil {
 					o.confirm(l, at)
 				}

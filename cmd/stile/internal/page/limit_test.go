@@ -2,84 +2,136 @@ package page_test
 
 import (
 	"bufio"
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stilelock/stile/cmd/stile/internal/observe"
+	"github.com/stilelock/stile/cmd/stile/internal/page"
+	"github.com/stilelock/stile/store/memstore"
 )
 
-// The number of connections is limited: those beyond are told so, and many more are just closed.
+// The number of connections is limited: those beyond are told so.
 func TestLimits_connections(t *testing.T) {
 	t.Parallel()
-	w := start(t, nil)
-	address := strings.TrimPrefix(w.url, "http://")
-	dial := func() net.Conn {
+	const limit = 4
+	w := &world{T: t, st: memstore.New()}
+	client := w.client("observer")
+	p, err := page.Listen(page.Config{Address: "127.0.0.1:0", Store: "mem:", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page.SetMaxConnections(p, limit)
+	p.Serve(page.Source{Client: client, Observer: observe.New(client)})
+	t.Cleanup(p.Close)
+
+	address := strings.TrimPrefix(p.URL(), "http://")
+	ask := func() (c net.Conn, status int, text string) {
 		t.Helper()
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	ask := func(c net.Conn) (*http.Response, error) {
 		_ = c.SetDeadline(time.Now().Add(patience))
 		if _, err := fmt.Fprintf(c, "GET /api/v1/lines HTTP/1.1\r\nHost: %s\r\n\r\n", address); err != nil {
-			return nil, err
+			t.Fatal(err)
 		}
-		return http.ReadResponse(bufio.NewReader(c), nil)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c, resp.StatusCode, string(body)
 	}
-	var all []net.Conn
-	for range 256 {
-		all = append(all, dial())
+	// Connections with a request before are closed when they have had none for a minute; others after ten seconds.
+	var first net.Conn
+	for i := range limit {
+		c, status, text := ask()
+		if status != http.StatusOK {
+			t.Fatalf("connection %d of %d: got status %d, %s", i+1, limit, status, text)
+		}
+		first = cmp.Or(first, c)
 	}
-	resp, err := ask(all[255])
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("the last one that is allowed: got %v, %v", resp, err)
-	}
-	resp.Body.Close()
-	over := dial()
-	resp, err = ask(over)
-	if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
-		t.Fatalf("one more: got %v, %v; want 503", resp, err)
-	}
-	defer resp.Body.Close()
-	if text, _ := io.ReadAll(resp.Body); !strings.Contains(string(text), "256 connections") {
-		t.Errorf("one more: got %s", text)
+	over, status, text := ask()
+	if status != http.StatusServiceUnavailable || !strings.Contains(text, "4 connections") {
+		t.Errorf("one more: got status %d, %s; want 503", status, text)
 	}
 	if _, err := over.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("one more: got %v after the answer, want its end", err)
 	}
-	// Silent connections are closed after a while, so it may take more than 256 on a busy machine.
-	eventually(t, "beyond twice the limit, a connection without an answer", func() bool {
-		for range 256 {
-			all = append(all, dial())
-		}
-		resp, err := ask(dial())
-		if err == nil {
-			resp.Body.Close()
-		}
-		return err != nil
-	})
-	for _, c := range all {
-		_ = c.Close()
-	}
+	_ = first.Close()
 	eventually(t, "room for a connection", func() bool {
-		c, err := net.Dial("tcp", address)
+		c, status, _ := ask()
+		defer c.Close()
+		return status == http.StatusOK
+	})
+}
+
+// Connections beyond twice the limit are closed at once. Each counts until it is closed.
+func TestLimits_listener(t *testing.T) {
+	t.Parallel()
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 2
+	l := page.LimitConnections(inner, limit)
+	t.Cleanup(func() { _ = l.Close() })
+	accepted := make(chan net.Conn, 100)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", inner.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		resp, err := ask(c)
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	var open []net.Conn
+	for range 2 * limit {
+		dial()
+		open = append(open, <-accepted)
+	}
+	over := dial()
+	_ = over.SetDeadline(time.Now().Add(patience))
+	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("beyond twice the limit: got %v, want the end of the connection", err)
+	}
+	if len(accepted) > 0 {
+		t.Error("beyond twice the limit: the connection was accepted")
+	}
+	for range 2 { // the second time does not count
+		_ = open[0].Close()
+	}
+	dial()
+	<-accepted
+	over = dial()
+	_ = over.SetDeadline(time.Now().Add(patience))
+	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("beyond twice the limit again: got %v, want the end of the connection", err)
+	}
 }
 
 func TestLimits_headers(t *testing.T) {

@@ -70,6 +70,8 @@ type Page struct {
 	waits    cached[waitsBody]
 	blame    cached[allBlame]
 	readers  chan struct{} // a value for each reader of events
+
+	maxConnections int64
 }
 
 // Limits of what clients can use.
@@ -117,7 +119,7 @@ func Listen(cfg Config) (*Page, error) {
 }
 
 func newPage(cfg Config) *Page {
-	p := &Page{cfg: cfg, readers: make(chan struct{}, maxReaders)}
+	p := &Page{cfg: cfg, readers: make(chan struct{}, maxReaders), maxConnections: maxConnections}
 	p.ending, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -211,7 +213,7 @@ func (p *Page) Serve(s Source) {
 		// Clients can cause most of these messages at will.
 		ErrorLog: log.New(slogWriter{p.cfg.Logger}, "", 0),
 	}
-	limit := newConnectionLimit(maxConnections)
+	limit := newConnectionLimit(p.maxConnections)
 	for _, l := range p.listeners {
 		l = limit.listener(l)
 		if l.Addr().Network() == "tcp" && p.cfg.TLS != nil {

@@ -41,7 +41,7 @@ func (p *Page) secure(next http.Handler) http.Handler {
 		defer p.recoverPanic(w)
 		if connectionOf(r.Context()).tooMany {
 			h.Set("Connection", "close")
-			refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("there are %d connections already; close some, or try again later", maxConnections))
+			refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("there are %d connections already; close some, or try again later", p.maxConnections))
 			return
 		}
 		if err := p.admit(r); err != nil {
