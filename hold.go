@@ -282,8 +282,9 @@ func (h *Hold) watchContention() <-chan struct{} {
 //     session ends, at the latest. If ctx ended first, the error matches ctx.Err().
 //
 // If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
-// a signal. It also allows two seconds, but not beyond ctx's deadline, if ctx is [Hold.Context], the context
-// of a function run by [Mutex.Do], or derived from one of them: such a context ends when the release begins.
+// a signal. The error matches [context.DeadlineExceeded] if these pass. It also allows two seconds, but
+// not beyond ctx's deadline, if ctx is [Hold.Context], the context of a function run by [Mutex.Do], or
+// derived from one of them: such a context ends when the release begins.
 // Releasing again returns nil. Releasing a hold that has yielded releases the hold that Yield returned.
 func (h *Hold) Release(ctx context.Context) error {
 	if h = h.latest(); h == nil {
