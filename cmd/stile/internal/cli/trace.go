@@ -65,11 +65,6 @@ terminal shows the number of events so far: joins, acquisitions and ends.`,
 func (t *traceCmd) run(ctx context.Context, o *observe.Observer) error {
 	ctx, stop := untilStopSignal(ctx)
 	defer stop()
-	if t.length > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(t.length))
-		defer cancel()
-	}
 	if t.file == "-" {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
@@ -95,7 +90,7 @@ func (t *traceCmd) record(ctx context.Context, o *observe.Observer, to io.Writer
 	p := newProgress(t.stdio)
 	defer p.clear()
 	events, err := trace.Record(ctx, o, trace.Config{
-		To: to, Name: asArgument, Text: plain,
+		To: to, For: time.Duration(t.length), Name: asArgument, Text: plain,
 		Progress: func(events int) {
 			p.show(fmt.Sprintf("%d events; ^C ends the recording", events), fmt.Sprintf("%d events", events))
 		},

@@ -24,15 +24,17 @@ type Config struct {
 	// To is where the trace is written, as it is recorded. What was written up to any moment can be read: only
 	// the closing bracket is missing, which the format permits.
 	To io.Writer
+	// For is how long to record; zero means until the context ends.
+	For time.Duration
 	// Name returns a lock's name for people, and Text any other text that comes from the store.
 	Name, Text func(string) string
 	// Progress is called after each change, with the number of waits, holds and ends of them so far.
 	Progress func(events int)
 }
 
-// Record records from the observer's first reading until ctx ends, and then ends all slices. The observer
-// must be running. Record returns an error if the first reading fails, or if writing fails; the end of ctx is
-// no error. It returns the number of recorded waits, holds and ends of them.
+// Record records from the observer's first reading until Config.For has passed or ctx ends, and then ends all
+// slices. The observer must be running. Record returns an error if the first reading fails, or if writing
+// fails; the end of ctx is no error. It returns the number of recorded waits, holds and ends of them.
 //
 // It remembers the entries of lines, and a bounded number of processes, so it can run for any time.
 func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err error) {
@@ -47,6 +49,11 @@ func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err
 			return 0, status.Err
 		case !status.Read:
 		case r == nil:
+			if c.For > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.For)
+				defer cancel()
+			}
 			r = newRecorder(c, now)
 			r.resync(allLines(o), now, "it began before the recording")
 			last = newest

@@ -574,6 +574,31 @@ func TestRecord_boundedMemory(t *testing.T) {
 	check(t, f.text, now, now, true)
 }
 
+// A slow store does not make the recording shorter.
+func TestRecord_forATime(t *testing.T) {
+	recorded(t, func(t *testing.T, w *world) {
+		w.lock(w.client(on("a", 1)), "x")
+		w.st.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op == memstore.Read {
+				return memstore.Fault{ReplyDelay: 5 * time.Second}
+			}
+			return memstore.Fault{}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		o := observe.New(w.client(stile.Owner{}))
+		done := make(chan error)
+		go func() { done <- o.Run(ctx) }()
+		events, err := Record(ctx, o, Config{To: &w.file, For: 2 * time.Second, Name: strings.Clone, Text: strings.Clone, Progress: func(int) {}})
+		if took := time.Since(w.began); events != 1 || err != nil || took != 7*time.Second {
+			t.Errorf("got %d events and %v after %v, want 1 event after 7s", events, err, took)
+		}
+		check(t, w.file.bytes(), w.began, time.Now(), true)
+		w.st.SetFaults(nil)
+		cancel()
+		<-done
+	})
+}
+
 func TestRecord_storeThatCannotBeRead(t *testing.T) {
 	recorded(t, func(t *testing.T, w *world) {
 		broken := errors.New("no answer")
