@@ -96,8 +96,6 @@ func resumeUnderChurn(t *testing.T, w *world, enough int) {
 			}
 		})
 	}
-	ended := make(chan struct{})
-	go func() { churn.Wait(); close(ended) }()
 
 	f := newFollower()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -105,11 +103,8 @@ func resumeUnderChurn(t *testing.T, w *world, enough int) {
 	for done := false; !done; {
 		if f.count() >= enough {
 			stop()
-		}
-		select {
-		case <-ended:
+			churn.Wait()
 			done = true // one more connection, until nothing is missing
-		default:
 		}
 		stream := w.events("?after="+first.Update, id) // the header takes precedence
 		if connections++; connections == 1 {

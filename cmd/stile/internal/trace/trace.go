@@ -38,6 +38,8 @@ type Config struct {
 //
 // It remembers the entries of lines, and a bounded number of processes, so it can run for any time.
 func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var r *recorder
 	var last uint64
 	for ctx.Err() == nil {
@@ -50,9 +52,7 @@ func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err
 		case !status.Read:
 		case r == nil:
 			if c.For > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, c.For)
-				defer cancel()
+				defer time.AfterFunc(c.For, cancel).Stop()
 			}
 			r = newRecorder(c, now)
 			r.resync(allLines(o), now, "it began before the recording")
