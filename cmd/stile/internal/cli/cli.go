@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -48,6 +50,9 @@ func (e *exit) Unwrap() error { return e.Err }
 
 // Run executes a command line, without the program's name, and returns the exit code.
 func Run(ctx context.Context, args []string, stdio Stdio) int {
+	if needsServer(args) {
+		return stdio.runServer(args)
+	}
 	root := newRoot(stdio)
 	root.SetArgs(args)
 	root.SetIn(stdio.In)
@@ -89,6 +94,9 @@ func reasonOf(err error) error {
 	}
 	return err
 }
+
+// serveShort is the short description of the verb serve.
+const serveShort = "Run a lock server: an etcd, alone or as a member of a cluster"
 
 func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
@@ -164,4 +172,11 @@ func newWatchdog() *cobra.Command {
 		Args:   cobra.MinimumNArgs(1),
 		RunE:   func(*cobra.Command, []string) error { return watchdog.Run(releaseOrphaned) },
 	}
+}
+
+// untilStopSignal returns a context that ends with SIGINT or SIGTERM, unless the signal was ignored
+// when the process started: a shell script ignores SIGINT for its background processes.
+func untilStopSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	signals := slices.DeleteFunc([]os.Signal{os.Interrupt, syscall.SIGTERM}, signal.Ignored)
+	return signal.NotifyContext(ctx, signals...)
 }

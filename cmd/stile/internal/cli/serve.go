@@ -1,3 +1,5 @@
+//go:build !lean
+
 package cli
 
 import (
@@ -8,7 +10,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -33,7 +34,7 @@ func newServe(stdio Stdio) *cobra.Command {
 	idle := duration(10 * time.Minute)
 	cmd := &cobra.Command{
 		Use:   "serve [flags]",
-		Short: "Run a lock server: an etcd, alone or as a member of a cluster",
+		Short: serveShort,
 		Long: `Run a lock server in the foreground: an etcd, alone or as a member of a cluster; or, with --url,
 only the web page of an existing store.
 
@@ -312,10 +313,3 @@ func (p *peers) String() string {
 
 // Type implements pflag.Value.
 func (p *peers) Type() string { return "members" }
-
-// untilStopSignal returns a context that ends with SIGINT or SIGTERM, unless the signal was ignored
-// when the process started: a shell script ignores SIGINT for its background processes.
-func untilStopSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	signals := slices.DeleteFunc([]os.Signal{os.Interrupt, syscall.SIGTERM}, signal.Ignored)
-	return signal.NotifyContext(ctx, signals...)
-}

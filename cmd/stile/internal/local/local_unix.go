@@ -333,7 +333,7 @@ func (d ServerDir) setLink(socket string) error {
 // launch starts the server in the background and waits until it writes to a pipe that it is ready,
 // or an error. If the server ends without writing, the pipe is closed.
 func (d ServerDir) launch(ctx context.Context, socket string) error {
-	self, err := os.Executable()
+	program, err := Program()
 	if err != nil {
 		return fmt.Errorf("start the local server: %w%s", err, otherStore)
 	}
@@ -348,7 +348,7 @@ func (d ServerDir) launch(ctx context.Context, socket string) error {
 	}
 	defer ready.Close()
 
-	cmd := exec.Command(self, "serve", "--background", string(d), "--socket", socket, "--ready-fd", "3")
+	cmd := exec.Command(program, "serve", "--background", string(d), "--socket", socket, "--ready-fd", "3")
 	cmd.Dir = "/" // do not keep a file system busy
 	// Without variables like STILE_NAME, the server is no part of the command of an enclosing stile
 	// run, and is not stopped with it.
