@@ -104,6 +104,8 @@ tidy: ## check that every go.mod and go.sum is tidy
 types: $(BIN)/typecheck ## type-check all code, including tests, for the other systems
 	$(each_module) for os in darwin windows; do \
 		echo "$$m for $$os"; GOOS=$$os $(rare_gc) GOWORK=off $(BIN)/typecheck ./...; done; done
+	cd cmd/stile && for os in linux darwin windows; do \
+		echo "cmd/stile without the server for $$os"; GOOS=$$os GOFLAGS=-tags=lean $(rare_gc) GOWORK=off $(BIN)/typecheck ./... || exit; done
 
 .PHONY: examples
 examples: servers ## run examples/, with real servers

@@ -81,7 +81,25 @@ func (b *builder) close() error { return os.RemoveAll(b.gopath) }
 
 // install builds the command for p and returns the program.
 func (b *builder) install(p platform) (*program, error) {
-	_, err := b.run("", p, "install", "-trimpath", "-ldflags=-s -w", command+"@"+b.version)
+	var lean []byte
+	if p.os == "linux" {
+		without, err := b.build(p, "lean")
+		if err != nil {
+			return nil, err
+		}
+		lean = without.data
+	}
+	built, err := b.build(p, "")
+	if err != nil {
+		return nil, err
+	}
+	built.lean = lean
+	return built, nil
+}
+
+// build builds the command with a build tag. It replaces the program that was built for p before.
+func (b *builder) build(p platform, tag string) (*program, error) {
+	_, err := b.run("", p, "install", "-trimpath", "-ldflags=-s -w", "-tags="+tag, command+"@"+b.version)
 	if err != nil {
 		return nil, err
 	}
@@ -133,5 +151,6 @@ type program struct {
 	path     string
 	name     string // stile, or stile.exe
 	data     []byte
+	lean     []byte // the same without the server, for the Debian package; nil if the platform has none
 	info     *buildinfo.BuildInfo
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -141,6 +142,8 @@ func checkDeb(t *testing.T, r *release) {
 	s := newScratch(t)
 	s.dpkg(t, "--install", r.path(debName))
 	checkProgram(t, filepath.Join(s.root, "usr/bin/stile"))
+	checkProgram(t, filepath.Join(s.root, "usr/bin/stiled"))
+	checkLean(t, filepath.Join(s.root, "usr/bin/stile"))
 	s.checkManPage(t)
 	s.checkCompletions(t)
 	s.checkUnit(t)
@@ -388,5 +391,19 @@ func checkImage(t *testing.T, r *release) {
 	cmd.Env = append(cmd.Env, "PATH=/usr/bin:/usr/sbin")
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--config-file") {
 		t.Errorf("the image's command: %v: %s", err, out)
+	}
+}
+
+// checkLean checks that a program has no server in it.
+func checkLean(t *testing.T, path string) {
+	t.Helper()
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, module := range info.Deps {
+		if strings.HasPrefix(module.Path, "go.etcd.io/etcd/server/") {
+			t.Errorf("%s contains %s", path, module.Path)
+		}
 	}
 }
