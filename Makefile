@@ -48,6 +48,10 @@ test-again: ## N whole runs in fresh clones, or of PACKAGES=timing, with BUSY bu
 build: ## build the stile command into .bin
 	cd cmd/stile && GOWORK=off go build -o $(BIN)/ .
 
+.PHONY: build-lean
+build-lean: build ## build the stile command without the server into .bin/lean, and stiled, which has it
+	cd cmd/stile && GOWORK=off go build -tags lean -o $(BIN)/lean/stile . && ln -f $(BIN)/stile $(BIN)/lean/stiled
+
 .PHONY: man
 man: build ## write the man pages to .bin/man
 	rm -rf $(BIN)/man
@@ -141,8 +145,8 @@ release-check: servers ## release the last commit for one platform, twice; insta
 STORE   ?= etcd
 CONTEST ?=
 .PHONY: bench
-bench: servers build ## compare with other locks on STORE=etcd, redis or zk, stile run with flock (STORE=startup), a server with and without its page (STORE=page); CONTEST=lockall
-	cd lab && GOWORK=off go run ./bench -store $(STORE) -contest '$(CONTEST)' -etcd $(BIN)/etcd -stile $(BIN)/stile
+bench: servers build-lean ## compare with other locks on STORE=etcd, redis or zk, stile run with flock (STORE=startup), a server with and without its page (STORE=page); CONTEST=lockall
+	cd lab && GOWORK=off go run ./bench -store $(STORE) -contest '$(CONTEST)' -etcd $(BIN)/etcd -stile $(BIN)/stile -lean $(BIN)/lean/stile
 
 .PHONY: bench-holds
 bench-holds: ## measure 100 000 locks of one process on Redis

@@ -50,6 +50,7 @@ type config struct {
 	etcd    string
 	redis   string
 	stile   string
+	lean    string
 	format  string
 }
 
@@ -78,6 +79,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
 	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
 	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup and page")
+	flags.StringVar(&c.lean, "lean", ".bin/lean/stile", "the stile `program` without the server, beside its stiled, for -store startup")
 	flags.StringVar(&c.format, "o", "text", "output format: text (Markdown) or json")
 	profile := flags.String("cpuprofile", "",
 		"write a CPU profile to this `file`; go tool pprof -tagfocus contender=Stile shows one contender's share")

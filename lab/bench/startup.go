@@ -21,6 +21,10 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
+	lean, err := filepath.Abs(c.lean)
+	if err != nil {
+		return nil, err
+	}
 	a, err := newAccount()
 	if err != nil {
 		return nil, err
@@ -32,7 +36,9 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 		{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}},
 		{name: "`stile version`", argv: []string{stile, "version"}},
 		{name: "`stile run x -- true`, the local server runs", argv: run},
-		{name: "the same, the server has ended", argv: run, prepare: a.killServer},
+		{name: "`stile version`, built without the server", argv: []string{lean, "version"}},
+		{name: "`stile run x -- true`, built without the server", argv: append([]string{lean}, run[1:]...)},
+		{name: "`stile run x -- true`, the server has ended", argv: run, prepare: a.killServer},
 		{name: "the same, for the first time in this account", argv: run, prepare: a.reset},
 	}
 	for round := range 20*c.rounds + 1 {
