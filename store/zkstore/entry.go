@@ -46,6 +46,7 @@ type entry struct {
 	state     entryState
 	arrived   int           // the number of the first read of the line that must include the entry
 	ahead     []listedEntry // the entries ahead, as far as is known
+	seen      int64         // the state of the directory from which it knows them; see lineWatch
 	delivery  delivery.Delivery
 	verifying bool   // a request for whether the entry exists is in flight
 	contended func() // called when another entry waits behind this one
@@ -277,6 +278,7 @@ func (e *entry) createNode(ctx context.Context) (children []string, err error) {
 		switch {
 		case c.err == nil:
 			if err = e.setNode(c); err == nil {
+				e.seen = c.seen
 				return c.children, nil
 			}
 		case errors.Is(c.err, zk.ErrNoNode):
@@ -312,6 +314,7 @@ type created struct {
 	name     string
 	stat     stat     // zero if it is not known
 	children []string // nil if the line could not be listed
+	seen     int64    // the state of the directory in that listing; see lineWatch
 	err      error
 }
 
@@ -321,14 +324,14 @@ type created struct {
 func (e *entry) create() <-chan created {
 	client, dir := e.session.client, e.line.dir
 	pc, forget := client.transport.registerCreate(e.prefix())
-	listed := make(chan []string, 1)
+	listed := make(chan created, 1)
 	go func() {
 		<-pc.sent
-		children, _, err := client.Children(dir)
-		if err != nil {
-			children = nil // the outcome of the create says more
+		var l created
+		if children, st, err := client.Children(dir); err == nil { // the outcome of the create says more
+			l.children, l.seen = children, st.Pzxid
 		}
-		listed <- children
+		listed <- l
 	}()
 	made := make(chan created, 1)
 	go func() {
@@ -341,7 +344,8 @@ func (e *entry) create() <-chan created {
 			case c.stat = <-pc.stats:
 			default:
 			}
-			c.children = <-listed
+			l := <-listed
+			c.children, c.seen = l.children, l.seen
 		}
 		made <- c
 	}()
@@ -422,6 +426,7 @@ func (e *entry) entriesAhead(ctx context.Context, children []string) ([]listedEn
 		if cs, err = e.session.list(ctx, e.line.dir, true); err != nil {
 			return nil, err
 		}
+		e.seen = 0
 		if at = e.in(cs); at < 0 {
 			return nil, e.line.evictedErr()
 		}

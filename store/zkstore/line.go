@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// recheckInterval is how often a line with waiters is read although no event was received.
+	// recheckInterval is how often a waiter asks whether its line has changed, although no event was received.
+	// One that is far back asks less often.
 	recheckInterval = 2 * time.Second
 	// maxWatchedAhead is how many of the entries ahead an entry watches. They show when it is next,
 	// and for the first few in a line also that it has moved up. More watches would wake waiters in
@@ -49,6 +50,12 @@ type lineWatch struct {
 	limit      int                 // the operator's limit of slots, the last known; zero if there is none
 	limitStale bool                // the limit must be read
 
+	// seen identifies the state of the directory that the entries know (its pzxid, the number of the transaction
+	// that last created or deleted a node in it), except for what events have told since; zero if it is unknown.
+	seen      int64
+	unsure    bool      // an event may have been missed: the directory's state must be asked for
+	rechecked time.Time // when that was last begun, or nothing waited
+
 	blockersChecked time.Time // when the leader was last asked for the entries ahead, or nothing waited
 }
 
@@ -71,7 +78,7 @@ func (se *session) join(e *entry, size int64) error {
 			wakeup: work.NewSignal(),
 			mine:   make(map[*entry]struct{}),
 
-			limitStale: true, blockersChecked: time.Now(),
+			limitStale: true, rechecked: time.Now(), blockersChecked: time.Now(),
 		}
 		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[dir] = w
@@ -117,6 +124,11 @@ func (w *lineWatch) includeLocked(e *entry, ahead []listedEntry, limit int) bool
 		w.limit, w.limitStale = limit, true // for the entries that joined before
 		w.wakeLocked()
 	}
+	if w.standsLocked() && w.seen != e.seen {
+		w.seen = 0
+	} else {
+		w.seen = e.seen
+	}
 	e.state, e.arrived, e.ahead = inLine, w.readings+1, ahead
 	w.session.requestOwnWatch(e.path())
 	w.deliverLocked(e)
@@ -128,6 +140,16 @@ func (w *lineWatch) includeLocked(e *entry, ahead []listedEntry, limit int) bool
 		w.followLocked()
 	}
 	return true
+}
+
+// standsLocked reports whether any entry of this session is in the line.
+func (w *lineWatch) standsLocked() bool {
+	for e := range w.mine {
+		if e.state == inLine {
+			return true
+		}
+	}
+	return false
 }
 
 // stands reports whether an entry of this session is in the line.
@@ -414,6 +436,8 @@ func (w *lineWatch) handleRemoval(name string, read bool) {
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
 			w.advanceLocked(e, read)
+			// Others may have left before it, and none of them was watched. One listing shows all of that.
+			w.stale = w.stale || read && e.blocking() > 0
 		}
 	}
 	w.wakeLocked()
@@ -451,12 +475,9 @@ func (w *lineWatch) run() {
 		select {
 		case <-w.wakeup:
 		case <-ticker.C:
-			if w.waiting() {
-				w.mu.Lock()
-				w.stale, w.limitStale = true, true
-				w.mu.Unlock()
-			}
-			w.checkBlockersIfDue(time.Now())
+			now := time.Now()
+			w.recheckIfDue(now)
+			w.checkBlockersIfDue(now)
 		case <-w.ctx.Done():
 			return
 		}
@@ -471,6 +492,9 @@ func (w *lineWatch) run() {
 }
 
 func (w *lineWatch) catchUp() error {
+	if err := w.recheck(); err != nil {
+		return err
+	}
 	if err := w.reread(); err != nil {
 		return err
 	}
@@ -480,15 +504,50 @@ func (w *lineWatch) catchUp() error {
 	return w.watchNodes()
 }
 
-func (w *lineWatch) waiting() bool {
+// recheckPause returns the time between two rechecks of an entry with the given number of blockers. All waiters
+// of a line together make a number of them that grows with its logarithm: 20 a second for a thousand.
+func recheckPause(interval time.Duration, blockers int) time.Duration {
+	return interval * time.Duration(max(1, blockers/maxWatchedAhead))
+}
+
+// recheckIfDue has the line rechecked if that is due. It is called at each tick.
+func (w *lineWatch) recheckIfDue(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.delivery.Waiting() {
-			return true
-		}
+	interval := w.session.store.recheckInterval
+	switch e := w.foremostWaitingLocked(); {
+	case e == nil:
+		w.rechecked = now
+	case now.Sub(w.rechecked) > recheckPause(interval, e.blocking())-interval/2: // ticks are not exact
+		w.rechecked = now
+		w.unsure, w.limitStale = true, true
 	}
-	return false
+}
+
+// recheck finds out whether the line must be read, because an event may have been missed. While nobody joins
+// or leaves, a waiter reads nothing, however long the line is.
+func (w *lineWatch) recheck() error {
+	w.mu.Lock()
+	unsure, seen := w.unsure, w.seen
+	w.mu.Unlock()
+	if !unsure {
+		return nil
+	}
+	now, err := withSem(w.session, w.session.readings, func() (int64, error) {
+		there, st, err := w.session.client.Exists(w.dir)
+		if err != nil || !there {
+			return 0, err
+		}
+		return st.Pzxid, nil
+	})
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unsure = false
+	w.stale = w.stale || now != seen || seen == 0
+	return nil
 }
 
 // wanted returns the nodes to watch besides the entries' own: the nearest ahead that block an
@@ -603,8 +662,12 @@ func (w *lineWatch) reread() error {
 	if watch {
 		path = watched(path)
 	}
+	seen := int64(0)
 	children, err := withSem(w.session, w.session.readings, func() ([]string, error) {
-		children, _, err := w.session.client.Children(path)
+		children, st, err := w.session.client.Children(path)
+		if err == nil {
+			seen = st.Pzxid
+		}
 		return children, err
 	})
 
@@ -615,6 +678,7 @@ func (w *lineWatch) reread() error {
 		w.watched = w.watched && !watch
 		return err
 	}
+	w.seen = seen
 	w.applyLocked(contenders(children), reading)
 	return nil
 }
@@ -623,7 +687,11 @@ func (w *lineWatch) reread() error {
 // may have been created since it began.
 func (w *lineWatch) applyLocked(cs []listedEntry, reading int) {
 	for e := range w.mine {
-		if e.state != inLine || e.arrived > reading {
+		if e.state != inLine {
+			continue
+		}
+		if e.arrived > reading {
+			w.seen = 0
 			continue
 		}
 		at := e.in(cs)
