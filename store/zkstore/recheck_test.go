@@ -108,6 +108,7 @@ func TestRecheck_secondEntryOfSession(t *testing.T) {
 	se := openSession(t, st)
 	first := enqueue(t, se, name, line.Exclusive)
 	first.await(t, store.Waiting)
+	m.awaitReplies(t, "getData", 2, nil) // the watches of both, whose events are lost
 	next.withdraw(t)
 	holder.withdraw(t)
 	enqueue(t, se, name, line.Exclusive).await(t, store.Waiting) // its listing shows that the line has become shorter
