@@ -217,8 +217,8 @@ func (s *servers) awaitQuiet(ctx context.Context, requests float64) (sample, err
 	return last, err
 }
 
-// quietRequests returns how many requests a second do not count while n clients wait: some read the
-// line from time to time, on ZooKeeper every two seconds, or ask on Redis once a second.
+// quietRequests returns how many requests a second do not count while n clients wait: some ask from time to
+// time whether the line has changed, on Redis once a second.
 func (s *servers) quietRequests(n int) float64 {
 	if s.store == redisStore || s.store == zkStore {
 		return 5 + 1.5*float64(n)

@@ -71,9 +71,12 @@
 // most. No entry can join ahead, so the entry is next when all watched entries have left, provided
 // that it still exists. One transaction may delete all nodes of a line, and the server reports them
 // one after another. So the package then asks the server whether the entry exists. The reply may be
-// old, so the package also makes a transaction before it admits the entry. Lines with waiters are
-// read again after a reconnection and every two seconds. At most sixteen reads are in flight at a
-// time in each ZooKeeper session, because confirmations use the same connection.
+// old, so the package also makes a transaction before it admits the entry. When the first of the watched
+// entries has left, the line is read once: most of the entries before, which nobody watched, have left too.
+// Lines with waiters are read again after a reconnection. An event might also be missed otherwise. So every two
+// seconds, and less often far back in a long line, a waiter asks for the number of the transaction that last
+// created or deleted a node of the line (its pzxid), and reads the line only if there was one. At most sixteen
+// reads are in flight at a time in each ZooKeeper session, because confirmations use the same connection.
 //
 // A server may keep ephemeral nodes that the leader does not have (ZOOKEEPER-5010), and no read shows that.
 // So an entry that has waited for about 15 seconds, or two TTLs if that is less, asks the leader, by a
