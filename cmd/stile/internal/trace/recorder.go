@@ -343,6 +343,10 @@ func (r *recorder) sliceName(holds bool, name string) (category, text string) {
 	return category, category + " " + r.config.Name(name)
 }
 
+// minHold is the shortest hold of a trace, in microseconds: it has a moment that is neither its beginning nor
+// its end, so an arrow can begin or end there.
+const minHold = 2
+
 // begin begins a slice.
 func (r *recorder) begin(t *thread, holds bool, name string, e stile.Entry, at time.Time, note string) *entry {
 	category, text := r.sliceName(holds, name)
@@ -360,7 +364,11 @@ func (r *recorder) begin(t *thread, holds bool, name string, e stile.Entry, at t
 		a.Labels[r.config.Text(key)] = r.config.Text(value)
 	}
 	r.on(t, at, event{Phase: "B", Cat: category, Name: text, Args: a})
-	return &entry{thread: t, holds: holds, began: t.last}
+	begun := &entry{thread: t, holds: holds, began: t.last}
+	if holds {
+		t.last += minHold
+	}
+	return begun
 }
 
 // end ends a slice.
@@ -374,13 +382,13 @@ func (r *recorder) instant(t *thread, text string, at time.Time) {
 	r.on(t, at, event{Phase: "i", Cat: "marks", Name: text, Scope: "t"})
 }
 
-// arrow draws an arrow from the end of a hold to the beginning of the next. A viewer looks for the slices
-// that are open at its ends, so it begins a microsecond before the end.
+// arrow draws an arrow from the end of a hold to the beginning of the next. Its ends are a microsecond within
+// the holds: where two slices of a thread meet, viewers take either of them.
 func (r *recorder) arrow(from *end, to *entry) {
 	r.flows++
 	e := event{ID: r.flows, Cat: "hand-over", Name: "hand-over"}
-	e.Phase, e.TS, e.PID, e.TID = "s", max(from.began, from.at-1), from.host, from.tid
+	e.Phase, e.TS, e.PID, e.TID = "s", from.at-1, from.host, from.tid
 	r.write(e)
-	e.Phase, e.TS, e.PID, e.TID, e.Bind = "f", to.began, to.host, to.tid, "e"
+	e.Phase, e.TS, e.PID, e.TID, e.Bind = "f", to.began+1, to.host, to.tid, "e"
 	r.write(e)
 }

@@ -123,6 +123,7 @@ type trace struct {
 // slice is a slice of a thread. It is open if end is zero.
 type slice struct {
 	host, thread string
+	tid          int
 	Name         string
 	begin, end   int64
 	args         args
@@ -170,6 +171,11 @@ func check(t *testing.T, text []byte, from, to time.Time, complete bool) trace {
 	if len(c.starts) > 0 {
 		t.Errorf("arrows lead nowhere: %v", c.starts)
 	}
+	for _, e := range events {
+		if e.Phase == "s" || e.Phase == "f" {
+			c.bind(e)
+		}
+	}
 	return c.trace
 }
 
@@ -214,7 +220,7 @@ func (c *checker) event(e event) {
 		}
 		c.open[e.TID] = len(c.slices)
 		c.slices = append(c.slices, slice{
-			host: c.processes[e.PID], thread: c.threads[e.TID].Args.Name, Name: e.Name, begin: e.TS, args: *e.Args,
+			host: c.processes[e.PID], thread: c.threads[e.TID].Args.Name, tid: e.TID, Name: e.Name, begin: e.TS, args: *e.Args,
 		})
 	case "E":
 		if !isOpen || c.slices[open].Name != e.Name {
@@ -248,6 +254,20 @@ func (c *checker) event(e event) {
 		c.arrows = append(c.arrows, c.threads[from.TID].Args.Name+" -> "+c.slices[open].thread)
 	default:
 		c.t.Errorf("%+v: the phase is not known", e)
+	}
+}
+
+// bind decides which slice an end of an arrow is bound to. For Perfetto it is the slice that is open at the
+// event; for Catapult any slice of the thread that the event is in or at the edge of.
+func (c *checker) bind(e event) {
+	var bound []string
+	for _, s := range c.slices {
+		if s.tid == e.TID && s.begin <= e.TS && (e.TS <= s.end || s.end == 0) {
+			bound = append(bound, s.Name)
+		}
+	}
+	if len(bound) != 1 || !strings.HasPrefix(bound[0], "holds ") {
+		c.t.Errorf("%+v is bound to one of the slices %q, want a hold", e, bound)
 	}
 }
 
@@ -502,6 +522,29 @@ func TestRecord_arrowsOfSlots(t *testing.T) {
 	}
 	tr := check(t, f.text, now, at(60), true)
 	if got, want := fmt.Sprint(tr.arrows), "[pid 2 (job) -> pid 4 (job) pid 2 (job) -> pid 5 (job)]"; got != want {
+		t.Errorf("got the arrows %s, want %s", got, want)
+	}
+}
+
+// Changes that were read at once have one time. An arrow between them still leads from a hold to a hold.
+func TestRecord_arrowsOfShortHolds(t *testing.T) {
+	now := time.Now()
+	var f file
+	r := newRecorder(Config{To: &f, Name: strings.Clone, Text: strings.Clone}, now)
+	e := func(token uint64, pid int) stile.Entry { return stile.Entry{Token: token, Owner: on("h", pid)} }
+	r.holds("x", e(1, 1), now, "")
+	r.waits("x", e(2, 2), now, "")
+	r.waits("x", e(3, 1), now, "")
+	r.gone("x", e(1, 1), now, observe.Released)
+	r.holds("x", e(2, 2), now, "")
+	r.gone("x", e(2, 2), now, observe.Released)
+	r.holds("x", e(3, 1), now, "")
+	r.close(now)
+	if err := r.flush(); err != nil {
+		t.Fatal(err)
+	}
+	tr := check(t, f.text, now, now, true)
+	if got, want := fmt.Sprint(tr.arrows), "[pid 1 (job) -> pid 2 (job) pid 2 (job) -> pid 1 (job)]"; got != want {
 		t.Errorf("got the arrows %s, want %s", got, want)
 	}
 }
