@@ -45,7 +45,7 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 			OpenAPI: "3.1.0",
 			Info: &huma.Info{
 				Title: "Stile", Version: "1",
-				Description: "What stile serve knows about the locks of its store. All times are RFC 3339, all durations seconds. " +
+				Description: "What stile serve knows about the locks of its store. Times are RFC 3339. The name of a field with a duration has its unit. " +
 					"A name is given as name, its bytes percent-encoded, or as key, the base64url of its bytes.",
 			},
 			Components: &huma.Components{
@@ -58,12 +58,13 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 		},
 		Formats:       map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
 		DefaultFormat: "application/json",
+		Transformers:  []huma.Transformer{explain},
 	})
 	get(api, "server", "This server, and what the request may do", p.getServer)
 	get(api, "lines", "Lines with holders or waiters, by name", p.getLines)
 	get(api, "line", "One line; it is empty if the name has no holders and waiters", p.getLine)
 	get(api, "history", "What happened to a line in the last hour", p.getHistory)
-	get(api, "leases", "How long sessions live; ask once a second for the lines that somebody looks at", p.getLeases)
+	get(api, "leases", "How long the sessions of lines will live if they are not renewed: for what a user looks at, once a second", p.getLeases)
 	get(api, "waits", "Holders that wait for other locks, and deadlocks", p.getWaits)
 	get(api, "blame", "Holders for which others have waited longest in the last hour", p.getBlame)
 	p.registerEvents(api)
@@ -77,6 +78,24 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 		panic(err) // the document does not depend on any input
 	}
 	return text
+}
+
+// explain puts what is wrong with the input of a request into the detail of the answer, where people look.
+func explain(_ huma.Context, _ string, v any) (any, error) {
+	problem, ok := v.(*huma.ErrorModel)
+	if !ok || len(problem.Errors) == 0 {
+		return v, nil
+	}
+	var all []string
+	for _, e := range problem.Errors {
+		_, field, ok := strings.Cut(e.Location, ".") // query.limit, body.token
+		if !ok {
+			field = "the " + e.Location
+		}
+		all = append(all, field+": "+e.Message)
+	}
+	problem.Detail, problem.Errors = strings.Join(all, "; "), nil
+	return problem, nil
 }
 
 // get registers GET /api/v1/NAME.

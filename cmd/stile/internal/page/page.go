@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -48,7 +50,8 @@ type Config struct {
 	Store string
 	// Version is the version of stile.
 	Version string
-	// Logger gets a line for each attempt to break a lock, and errors of the store.
+	// Logger gets a line for each attempt to break a lock, and for the beginning and the end of an outage of the
+	// store.
 	Logger *slog.Logger
 }
 
@@ -128,7 +131,14 @@ func listenError(flag, address string, err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		err = op.Err
 	}
-	return fmt.Errorf("%s: cannot listen at %s: %w; stop the program that uses it, or choose another address", flag, address, err)
+	advice := "choose another address"
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		advice = "stop the program that uses it, or choose another address"
+	case errors.Is(err, fs.ErrNotExist):
+		advice = "create its directory"
+	}
+	return fmt.Errorf("%s: cannot listen at %s: %w; %s", flag, address, err, advice)
 }
 
 // check refuses configurations that would show the locks to everybody.
@@ -138,6 +148,9 @@ func (c Config) check() error {
 	}
 	if c.AllowBreak && c.Tokens == nil {
 		return errors.New("--allow-break needs --page-tokens: breaking a lock needs a token of the role break")
+	}
+	if c.AllowBreak && !c.Tokens.allowBreak() {
+		return errors.New("--allow-break: the file of --page-tokens has no token of the role break; add a line \"break TOKEN\"")
 	}
 	if c.Address != "" {
 		if err := c.checkAddress(); err != nil {
@@ -222,6 +235,7 @@ func (p *Page) Serve(s Source) {
 		p.serving.Go(func() { _ = p.server.Serve(l) }) // ends when Close is called
 	}
 	p.serving.Go(p.observe)
+	p.serving.Go(p.logOutages)
 }
 
 // Start is Listen and Serve.
@@ -241,16 +255,28 @@ const retryInterval = 5 * time.Second
 // changed, the answers say so, and it tries again.
 func (p *Page) observe() {
 	for {
-		err := p.observer.Run(p.ending)
-		if p.ending.Err() != nil {
-			return
-		}
-		p.cfg.Logger.Error("store cannot be observed", "err", err, "retry_in", retryInterval)
+		_ = p.observer.Run(p.ending) // its status has the error
 		select {
 		case <-time.After(retryInterval):
 		case <-p.ending.Done():
 			return
 		}
+	}
+}
+
+// logOutages logs when the store stops answering, and when it answers again.
+func (p *Page) logOutages() {
+	before := observe.Status{}
+	for p.ending.Err() == nil {
+		last, now := p.observer.Last(), p.observer.Status()
+		switch {
+		case now.Err != nil && before.Err == nil:
+			p.cfg.Logger.Warn("store cannot be read", "err", now.Err)
+		case now.Err == nil && before.Err != nil:
+			p.cfg.Logger.Info("store can be read again", "after", now.Since.Sub(before.Since).Round(time.Millisecond))
+		}
+		before = now
+		p.observer.Wait(p.ending, last, now)
 	}
 }
 

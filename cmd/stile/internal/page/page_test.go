@@ -95,8 +95,13 @@ func startOn(t *testing.T, st store.Store, configure func(*page.Config)) *world 
 // tokens writes a file of tokens, one of each role, and reads it.
 func tokens(t *testing.T) *page.Tokens {
 	t.Helper()
+	return tokensOf(t, "# for the tests\nread "+readToken+"\n\nbreak "+breakToken+"\n")
+}
+
+func tokensOf(t *testing.T, text string) *page.Tokens {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, []byte("# for the tests\nread "+readToken+"\n\nbreak "+breakToken+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	all, err := page.ReadTokens(file)
@@ -657,7 +662,31 @@ func TestPage_storeRefuses(t *testing.T) {
 	}
 	w.lock(w.client("ann"), "a")
 	w.awaitLines(1)
-	if !strings.Contains(w.log.String(), "store cannot be observed") {
-		t.Errorf("the log does not tell it: %s", &w.log)
+	// The log has one line for the beginning of the outage and one for its end, however often it was tried.
+	eventually(t, "the end of the outage is in the log", func() bool { return strings.Contains(w.log.String(), "store can be read again") })
+	if log := w.log.String(); strings.Count(log, "store cannot be read") != 1 || strings.Count(log, "level=WARN") != 1 || !strings.Contains(log, "permission denied") {
+		t.Errorf("the log does not have the outage once: %s", log)
 	}
+}
+
+// An outage of the store is in the log too, with the error, although the watch itself goes on.
+func TestPage_logsOutages(t *testing.T) {
+	t.Parallel()
+	st := memstore.New()
+	w := startOn(t, st, nil)
+	w.lock(w.client("ann"), "a")
+	w.awaitLines(1)
+	st.SetFaults(func(c memstore.Call) memstore.Fault {
+		if c.Op == memstore.Read {
+			return memstore.Fault{Err: errors.New("no answer")}
+		}
+		return memstore.Fault{}
+	})
+	changing := w.client("bob")
+	eventually(t, "the outage is in the log", func() bool { // each change makes the observer read
+		_ = w.lock(changing, "b").Release(t.Context())
+		return strings.Contains(w.log.String(), `level=WARN msg="store cannot be read" err=`)
+	})
+	st.SetFaults(nil)
+	eventually(t, "the end of the outage is in the log", func() bool { return strings.Contains(w.log.String(), `level=INFO msg="store can be read again" after=`) })
 }

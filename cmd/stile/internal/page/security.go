@@ -45,6 +45,9 @@ func (p *Page) secure(next http.Handler) http.Handler {
 			return
 		}
 		if err := p.admit(r); err != nil {
+			if err.status == http.StatusMethodNotAllowed {
+				h.Set("Allow", allowedMethod(r))
+			}
 			err.write(w)
 			return
 		}
@@ -77,6 +80,14 @@ func (p *Page) admit(r *http.Request) *refusal {
 	default:
 		return nil
 	}
+}
+
+// allowedMethod returns the method that a path has.
+func allowedMethod(r *http.Request) string {
+	if r.URL.Path == breakPath {
+		return http.MethodPost
+	}
+	return http.MethodGet
 }
 
 // isOwnHost reports whether the request names a host of the page. Web pages cannot reach a unix socket.

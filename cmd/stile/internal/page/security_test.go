@@ -75,6 +75,9 @@ func TestSecurity_foreignPages(t *testing.T) {
 			if status != tt.want {
 				t.Errorf("%s: %s: got status %d, want %d: %s", tt.what, path, status, tt.want, text)
 			}
+			if got := h.Get("Allow"); (got == http.MethodGet) != (status == http.StatusMethodNotAllowed) {
+				t.Errorf("%s: %s: got status %d and the header Allow: %q", tt.what, path, status, got)
+			}
 			for name := range h {
 				if strings.HasPrefix(name, "Access-Control-") || name == "Set-Cookie" {
 					t.Errorf("%s: %s: the answer has the header %s", tt.what, path, name)
@@ -113,6 +116,33 @@ func TestSecurity_errorsAreProblems(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &problem); err != nil || status != want || problem.Status != want || problem.Title == "" ||
 			problem.Detail == "" || h.Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s: got status %d, want %d, and the problem %+v (%v, %s)", path, status, want, problem, err, h.Get("Content-Type"))
+		}
+	}
+}
+
+// The detail of an error says which part of the input is wrong, and what it must be.
+func TestSecurity_errorsNameTheInput(t *testing.T) {
+	t.Parallel()
+	w := start(t, func(c *page.Config) { c.Tokens, c.AllowBreak = tokens(t), true })
+	w.token = breakToken
+	for _, tt := range []struct{ path, body, want string }{
+		{"lines?limit=1001", "", "limit: expected number <= 1000"},
+		{"lines?limit=x", "", "limit: invalid integer"},
+		{"leases", "", "key: required query parameter is missing"},
+		{"break", `{"name":"a","token":"x","reason":""}`, "reason: expected length >= 1; token: expected string to be decimal number"},
+		{"break", `{"name":"a","token":1,"reason":"x"}`, "token: expected string"},
+		{"break", `{"name":"a","token":"99999999999999999999","reason":"x"}`, "token: it is larger than any token"},
+		{"break", `{"name":"a","reason":"x"}`, "the body: expected required property token to be present"},
+		{"break", `{`, "the body: unexpected end of JSON input"},
+	} {
+		method, change := http.MethodGet, []func(*http.Request){}
+		if tt.body != "" {
+			method, change = http.MethodPost, append(change, body(tt.body))
+		}
+		_, _, text := w.request(method, "/api/v1/"+tt.path, change...)
+		var problem struct{ Detail string }
+		if err := json.Unmarshal([]byte(text), &problem); err != nil || problem.Detail != tt.want {
+			t.Errorf("%s %s: got the detail %q, want %q", tt.path, tt.body, problem.Detail, tt.want)
 		}
 	}
 }
@@ -216,12 +246,39 @@ func certificates(t *testing.T, clientCA bool, hosts ...string) (server, client 
 	return server, &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 }
 
+// An error of listening says what to do about it.
+func TestListen_saysWhatToDo(t *testing.T) {
+	t.Parallel()
+	first, err := page.Listen(page.Config{Address: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	address := strings.TrimPrefix(first.URL(), "http://")
+	for _, tt := range []struct {
+		cfg  page.Config
+		want string
+	}{
+		{page.Config{Address: address}, "stop the program that uses it"},
+		{page.Config{Socket: filepath.Join(t.TempDir(), "none", "s")}, "create its directory"},
+		{page.Config{Socket: "/" + strings.Repeat("x", 200)}, "choose another"},
+	} {
+		p, err := page.Listen(tt.cfg)
+		if err == nil {
+			p.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Count(err.Error(), "stop the program") != strings.Count(tt.want, "stop the program") {
+			t.Errorf("%+v: got %v, want %q", tt.cfg, err, tt.want)
+		}
+	}
+}
+
 // Beyond the loopback interface the page needs TLS, and tokens or client certificates.
 func TestSecurity_refusesToShowLocksToEverybody(t *testing.T) {
 	t.Parallel()
 	plain, _ := certificates(t, false, "127.0.0.1")
 	mutual, _ := certificates(t, true, "127.0.0.1")
-	all := tokens(t)
+	all, readers := tokens(t), tokensOf(t, "read "+readToken)
 	users := func() bool { return true }
 	socket := filepath.Join(t.TempDir(), "s")
 	for _, tt := range []struct {
@@ -249,6 +306,7 @@ func TestSecurity_refusesToShowLocksToEverybody(t *testing.T) {
 		{"users, with client certificates", page.Config{Address: "127.0.0.1:0", Restricted: users, TLS: mutual}, "--page-tokens"},
 		{"client certificates, on a socket too", page.Config{Address: "127.0.0.1:0", TLS: mutual, Socket: socket}, "--page-tokens"},
 		{"break without tokens", page.Config{Address: "127.0.0.1:0", AllowBreak: true}, "--page-tokens"},
+		{"break without a token of that role", page.Config{Address: "127.0.0.1:0", AllowBreak: true, Tokens: readers}, "no token of the role break"},
 	} {
 		p, err := page.Listen(tt.cfg)
 		if err == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -92,6 +93,11 @@ func parseToken(line string) (token, error) {
 		return token{}, fmt.Errorf("the token is shorter than %d characters; openssl rand -hex 16 makes a good one", minTokenBytes)
 	}
 	return token{sha256.Sum256([]byte(fields[1])), grant{role: role}}, nil
+}
+
+// allowBreak reports whether one of the tokens has the role break.
+func (t *Tokens) allowBreak() bool {
+	return slices.ContainsFunc(t.all, func(t token) bool { return t.role == RoleBreak })
 }
 
 // find returns what a token grants. How long it takes does not depend on the tokens.

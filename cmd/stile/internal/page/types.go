@@ -44,7 +44,7 @@ func nameOf(key string) (string, error) {
 type Status struct {
 	Read  bool      `json:"read" doc:"Whether all lines have been read at least once."`
 	Error string    `json:"error" doc:"Why the last reading failed; the lines may be out of date then. Empty if it succeeded."`
-	Since time.Time `json:"since" doc:"When that began."`
+	Since time.Time `json:"since" doc:"Since when this has been so: the present error, or its absence."`
 }
 
 func statusOf(s observe.Status) Status {
@@ -133,14 +133,14 @@ type waitsBody struct {
 }
 
 type wait struct {
-	Waiter   stile.Entry `json:"waiter" doc:"The first of the holds."`
+	Waiter   stile.Entry `json:"waiter" doc:"The entry with which the waiter holds the first of these locks."`
 	WaitsFor string      `json:"waits_for" doc:"The name of the lock that it waits for."`
 	Holds    []string    `json:"holds" nullable:"false" doc:"The names of the locks that it holds meanwhile."`
 	Since    time.Time   `json:"since" doc:"When the wait began, by the waiter's clock."`
 }
 
 type blameBody struct {
-	Since time.Time `json:"since" doc:"From when on waiting was counted."`
+	Since time.Time `json:"since" doc:"Waiting has been counted since then: for an hour, or since the server began."`
 	Blame []blamed  `json:"blame" nullable:"false"`
 }
 
@@ -148,9 +148,9 @@ type blamed struct {
 	Holder  store.Owner `json:"holder" doc:"The owner of the latest of the holds."`
 	Name    string      `json:"name"`
 	Key     string      `json:"key"`
-	Waited  float64     `json:"waited_seconds" doc:"For how long others waited while it held the lock. The waiting of each counts; several holders share it equally."`
+	Waited  float64     `json:"waited_seconds" doc:"How long others waited while this holder had the lock: the sum over all waiters. If several held the lock, each is charged an equal part."`
 	Waiters int         `json:"waiters" doc:"How many others waited."`
-	Holds   int         `json:"holds" doc:"How many holds that were."`
+	Holds   int         `json:"holds" doc:"How many holds are charged."`
 }
 
 type brokenBody struct {
@@ -234,6 +234,5 @@ func newRegistry() huma.Registry {
 	registry.RegisterTypeAlias(reflect.TypeFor[store.Owner](), reflect.TypeFor[ownerDoc]())
 	registry.RegisterTypeAlias(reflect.TypeFor[lease](), reflect.TypeFor[leaseDoc]())
 	registry.RegisterTypeAlias(reflect.TypeFor[brokenBody](), reflect.TypeFor[brokenDoc]())
-	registry.RegisterTypeAlias(reflect.TypeFor[breakRequest](), reflect.TypeFor[breakRequestDoc]())
 	return registry
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -95,13 +96,6 @@ type breakInput struct {
 type breakRequest struct {
 	Name   string `json:"name,omitempty" doc:"The lock's name."`
 	Key    string `json:"key,omitempty" doc:"The key of its name, instead of name."`
-	Token  uint64 `json:"token,string" doc:"The token of the holder or waiter to remove."`
-	Reason string `json:"reason" minLength:"1" maxLength:"500" doc:"Why, for the server's log."`
-}
-
-type breakRequestDoc struct {
-	Name   string `json:"name,omitempty" doc:"The lock's name."`
-	Key    string `json:"key,omitempty" doc:"The key of its name, instead of name."`
 	Token  string `json:"token" pattern:"^[0-9]{1,20}$" patternDescription:"decimal number" doc:"The token of the holder or waiter to remove."`
 	Reason string `json:"reason" minLength:"1" maxLength:"500" doc:"Why, for the server's log."`
 }
@@ -110,6 +104,7 @@ type breakRequestDoc struct {
 func (p *Page) postBreak(ctx context.Context, in *breakInput) (*brokenBody, error) {
 	who := grantOf(ctx)
 	name, err := chosenName(in.Body.Name, in.Body.Key)
+	token, tokenErr := strconv.ParseUint(in.Body.Token, 10, 64)
 	switch {
 	case !p.cfg.AllowBreak:
 		return nil, huma.Error403Forbidden("breaking locks is off; start stile serve with --allow-break")
@@ -117,21 +112,23 @@ func (p *Page) postBreak(ctx context.Context, in *breakInput) (*brokenBody, erro
 		return nil, huma.Error403Forbidden("breaking a lock needs a token of the role break; this one has the role read")
 	case err != nil:
 		return nil, err
+	case tokenErr != nil: // the pattern admits only digits
+		return nil, huma.Error422UnprocessableEntity("token: it is larger than any token")
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout) // the client may go away meanwhile
 	defer cancel()
-	p.observer.Broken(name, in.Body.Token)
-	entry, err := p.client.Break(ctx, name, in.Body.Token)
+	p.observer.Broken(name, token)
+	entry, err := p.client.Break(ctx, name, token)
 	result := "removed"
 	switch {
 	case errors.Is(err, stile.ErrGone):
 		result = "no entry has that token"
-		err = huma.Error404NotFound(fmt.Sprintf("no holder or waiter has the token %d; nothing changed", in.Body.Token))
+		err = huma.Error404NotFound(fmt.Sprintf("no holder or waiter of this lock has the token %d; nothing changed", token))
 	case err != nil:
 		result = "not known: " + err.Error()
 		err = huma.Error502BadGateway(err.Error() + "; look at the line to see whether the entry was removed")
 	}
-	p.cfg.Logger.Warn("break requested through the page", "lock", name, "token", in.Body.Token, "reason", in.Body.Reason,
+	p.cfg.Logger.Warn("break requested through the page", "lock", name, "token", token, "reason", in.Body.Reason,
 		"result", result, "role", string(who.role), "tokens_line", who.line, "from", who.from, "owner", entry.Owner.String())
 	if err != nil {
 		return nil, err
