@@ -688,5 +688,7 @@ func TestPage_logsOutages(t *testing.T) {
 		return strings.Contains(w.log.String(), `level=WARN msg="store cannot be read" err=`)
 	})
 	st.SetFaults(nil)
-	eventually(t, "the end of the outage is in the log", func() bool { return strings.Contains(w.log.String(), `level=INFO msg="store can be read again" after=`) })
+	eventually(t, "the end of the outage is in the log", func() bool {
+		return strings.Contains(w.log.String(), `level=INFO msg="store can be read again" after=`)
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
@@ -27,6 +28,7 @@ type model struct {
 	items         map[string]*item // of all lines, by name
 	shown         []*item          // those that match the filter, in order
 	waiting       int              // number of waiters in all lines
+	longestName   int              // width of the longest name so far
 
 	order         order
 	filter        string
@@ -246,6 +248,7 @@ func (m *model) read() {
 			m.items[i.name] = i
 		}
 		i.row = m.texts.Row(u.Line, now)
+		m.longestName = max(m.longestName, ansi.StringWidth(i.row.Name))
 		i.search = strings.ToLower(i.row.Name + "\n" + i.row.Holder)
 	}
 	m.arrange()

@@ -262,15 +262,21 @@ func TestTop_outage(t *testing.T) {
 			t.Errorf("the outage began at %v, and later at %v", since, w.m.status.Since)
 		}
 		title := w.screen()[0]
-		if want := "cannot be read since " + since.Local().Format(time.TimeOnly) + ", all is old: "; !strings.HasPrefix(title, want) ||
+		if want := "as of " + since.Local().Format(time.TimeOnly) + "; the store cannot be read: "; !strings.HasPrefix(title, want) ||
 			!strings.Contains(title, `no \x1b[2J answer`) {
 			t.Errorf("got the title %q, want %q and the error", title, want)
+		}
+		if strings.Contains(title, "stile:") {
+			t.Errorf("got the title %q, want no prefix before the error", title)
 		}
 		if got := w.names(); !slices.Equal(got, []string{"deploy"}) {
 			t.Errorf("got the names %q, want deploy still", got)
 		}
+		if text := strings.Join(w.screen(), "\n"); !strings.Contains(text, "░░░░░░░░") || strings.Contains(text, "█") {
+			t.Errorf("the bar of a lease that has ended is not empty:\n%s", text)
+		}
 		w.press("enter")
-		if title := w.screen()[0]; !strings.HasPrefix(title, "cannot be read since") {
+		if title := w.screen()[0]; !strings.HasPrefix(title, "as of ") {
 			t.Errorf("got the first line %q of the details, want the outage", title)
 		}
 		w.press("esc")
@@ -278,6 +284,23 @@ func TestTop_outage(t *testing.T) {
 		w.wait(20 * time.Second)
 		if title := w.screen()[0]; title != "1 lock, 0 waiting, by name" {
 			t.Errorf("got the title %q after the outage", title)
+		}
+	})
+}
+
+// A name takes no more room than it needs, so that the holder is seen.
+func TestTop_widthOfNames(t *testing.T) {
+	shown(t, func(t *testing.T, w *world) {
+		w.lock(w.client("a-holder-with-a-long-name-and-slots"), "short")
+		w.start(100, 24)
+		w.wait(time.Second)
+		if text := w.screen()[2]; !strings.HasPrefix(text, "short"+strings.Repeat(" ", minNameWidth-4)+"a-holder-with-a-long-name-and-slots ") {
+			t.Errorf("got the row %q, want the whole holder", text)
+		}
+		w.lock(w.client("b"), strings.Repeat("z", 200))
+		w.wait(time.Second)
+		if text := w.screen()[2]; strings.Contains(text, "a-holder-with-a-long-name-and-slots") || !strings.Contains(text, "a-holder-with") {
+			t.Errorf("got the row %q, want half of the room for the holder", text)
 		}
 	})
 }
@@ -387,6 +410,19 @@ func TestTop_details(t *testing.T) {
 		w.press("esc")
 		if got := w.names(); !slices.Equal(got, []string{"other"}) {
 			t.Errorf("got the names %q", got)
+		}
+	})
+}
+
+// Details are wrapped between words.
+func TestTop_wrapsDetails(t *testing.T) {
+	shown(t, func(t *testing.T, w *world) {
+		w.lock(w.client("ann"), "deploy")
+		w.detail = func(stile.Line) string { return "exclusive, held for less than 3s\n  reason: release\n" }
+		w.start(20, 6)
+		w.press("enter")
+		if got := strings.Join(w.screen(), "|"); got != "exclusive, held for|less than 3s|  reason: release|||esc back  ↑↓ scroll…" {
+			t.Errorf("got %q", got)
 		}
 	})
 }

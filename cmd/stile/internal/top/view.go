@@ -72,8 +72,8 @@ func (m *model) screen(lines []string, last string) string {
 // title returns the first line: what is shown, or that it is old.
 func (m *model) title() string {
 	if m.status.Err != nil {
-		return red + reversed + m.cut("cannot be read since "+m.status.Since.Local().Format(time.TimeOnly)+", all is old: "+
-			m.texts.Plain(m.status.Err.Error())) + normal
+		return red + reversed + m.cut("as of "+m.status.Since.Local().Format(time.TimeOnly)+"; the store cannot be read: "+
+			m.texts.Plain(strings.TrimPrefix(m.status.Err.Error(), "stile: "))) + normal
 	}
 	count := fmt.Sprintf("%d locks", len(m.items))
 	if len(m.items) == 1 {
@@ -105,8 +105,7 @@ func leaseBar(left, longest time.Duration) (bar, color string) {
 	if left <= 0 || longest <= 0 {
 		return strings.Repeat(" ", barWidth), ""
 	}
-	n := int((left*barWidth + longest - 1) / longest)
-	n = max(0, min(n, barWidth))
+	n := min(barWidth, int((left*barWidth+longest*3/4)/longest)) // a quarter of a cell counts as one
 	switch {
 	case n > barWidth/2:
 		color = green
@@ -121,6 +120,7 @@ func leaseBar(left, longest time.Duration) (bar, color string) {
 // The widths of columns, and from which width of the screen on there are the column LEFT and the bar.
 const (
 	ageWidth, leftWidth, waitingWidth = 7, 6, 7
+	minNameWidth                      = 16
 	narrow, wide                      = 60, 80
 )
 
@@ -135,7 +135,7 @@ func (m *model) cells(name, holder, age, left, bar, waiting string) string {
 	}
 	end := strings.Join(append(tail, pad(waiting, waitingWidth)), " ")
 	rest := max(0, m.width-ansi.StringWidth(end)-2)
-	nameWidth := (rest + 1) / 2
+	nameWidth := min((rest+1)/2, max(m.longestName, minNameWidth))
 	return ansi.Truncate(pad(name, nameWidth)+" "+pad(holder, rest-nameWidth)+" "+end, m.width, "")
 }
 
@@ -154,7 +154,7 @@ func (m *model) details() string {
 	if m.status.Err != nil {
 		all = append(all, m.title())
 	}
-	text := ansi.Hardwrap(strings.TrimRight(m.texts.Details(*m.opened, m.now), "\n"), max(1, m.width), true)
+	text := ansi.Wrap(strings.TrimRight(m.texts.Details(*m.opened, m.now), "\n"), max(1, m.width), "")
 	lines := strings.Split(text, "\n")
 	room := max(1, m.height-1-len(all))
 	m.scroll = max(0, min(m.scroll, len(lines)-room))
