@@ -146,7 +146,7 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.pageSocket, "page-socket", "", "unix socket for the same, at this `path`")
 	flags.StringVar(&o.pageTokens, "page-tokens", "", "`file` with a line \"read TOKEN\" or \"break TOKEN\" for each token that the page accepts")
 	flags.BoolVar(&o.allowBreak, "allow-break", false, "let tokens of the role break break locks through the page")
-	flags.Var(&o.classes, "class", "classes of locks in the metrics: `PATTERN=CLASS,…` (default: the name up to its first slash)")
+	flags.Var(&o.classes, "class", "classes of locks in the metrics: `PATTERN=CLASS`, or several with commas (default: the name up to its first slash)")
 	flags.StringVar(&o.url, "url", "", "serve only the page, for the existing store with this `URL`")
 	flags.StringVar(&o.configFile, "config-file", "", "YAML `file` with the values of flags; the command line takes precedence")
 }

@@ -179,6 +179,9 @@ func (s Stdio) servePage(ctx context.Context, o serveOptions, p *servedPage, log
 	for _, text := range opened.Warnings {
 		log.Warn("store", "warning", text)
 	}
+	if o.url == "mem:" {
+		log.Warn("store", "warning", "mem: is private to this process: the page shows no lock of another one")
+	}
 	p.close = append(p.close, func() { _ = opened.Close() })
 	if err := p.show(opened.Store); err != nil {
 		return err

@@ -58,7 +58,7 @@ terminal shows the number of events so far: joins, acquisitions and ends.`,
 	flags := cmd.Flags()
 	addURL(flags, &t.url)
 	flags.StringVarP(&t.file, "output", "o", "", "`file` to write, or - for stdout")
-	flags.Var(&t.length, "for", "record for so long (default: until ^C)")
+	flags.Var(&t.length, "for", "record for so long; 0, the default, means until ^C")
 	return cmd
 }
 

@@ -271,7 +271,7 @@ func (p *Page) logOutages() {
 		last, now := p.observer.Last(), p.observer.Status()
 		switch {
 		case now.Err != nil && before.Err == nil:
-			p.cfg.Logger.Warn("store cannot be read", "err", now.Err)
+			p.cfg.Logger.Warn("store cannot be read", "err", textOf(now.Err))
 		case now.Err == nil && before.Err != nil:
 			p.cfg.Logger.Info("store can be read again", "after", now.Since.Sub(before.Since).Round(time.Millisecond))
 		}

@@ -50,10 +50,13 @@ type Status struct {
 func statusOf(s observe.Status) Status {
 	status := Status{Read: s.Read, Since: s.Since}
 	if s.Err != nil {
-		status.Error = s.Err.Error()
+		status.Error = textOf(s.Err)
 	}
 	return status
 }
+
+// textOf returns the text of an error without the prefix of the library.
+func textOf(err error) string { return strings.TrimPrefix(err.Error(), "stile: ") }
 
 // Event is something that happened to an entry.
 type Event struct {

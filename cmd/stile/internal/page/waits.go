@@ -28,9 +28,9 @@ func (p *Page) readWaits() (*waitsBody, error) {
 	g, err := p.client.WaitGraph(ctx, "")
 	switch {
 	case errors.Is(err, stile.ErrUnsupported):
-		return nil, huma.Error501NotImplemented(err.Error())
+		return nil, huma.Error501NotImplemented(textOf(err))
 	case err != nil:
-		return nil, huma.Error502BadGateway(err.Error())
+		return nil, huma.Error502BadGateway(textOf(err))
 	}
 	return &waitsBody{Waits: waitsOf(g.Waits), Cycles: g.Cycles}, nil
 }
@@ -125,8 +125,8 @@ func (p *Page) postBreak(ctx context.Context, in *breakInput) (*brokenBody, erro
 		result = "no entry has that token"
 		err = huma.Error404NotFound(fmt.Sprintf("no holder or waiter of this lock has the token %d; nothing changed", token))
 	case err != nil:
-		result = "not known: " + err.Error()
-		err = huma.Error502BadGateway(err.Error() + "; look at the line to see whether the entry was removed")
+		result = "not known: " + textOf(err)
+		err = huma.Error502BadGateway(textOf(err) + "; look at the line to see whether the entry was removed")
 	}
 	p.cfg.Logger.Warn("break requested through the page", "lock", name, "token", token, "reason", in.Body.Reason,
 		"result", result, "role", string(who.role), "tokens_line", who.line, "from", who.from, "owner", entry.Owner.String())

@@ -35,7 +35,7 @@ func TestLines_showWhatTheStoreHas(t *testing.T) {
 	page.await(row("orders/1") + ".querySelector('.queue').innerText === '2 waiting'")
 	page.await(shown("orders/2", "waiter") + " === ''")
 	page.await(row("pool") + ".querySelector('.use').innerText === '2 of 3 slots'")
-	page.awaitText("#summary", "3 locks · 3 held · 2 waiters at 1")
+	page.awaitText("#summary", "3 locks · 3 held · 1 waited for, by 2 waiters")
 	page.awaitText("#store", "redis://"+w.redis.Addr())
 }
 
@@ -115,6 +115,15 @@ func TestLines_searchTreeAndFilter(t *testing.T) {
 	page.press("/")
 	page.typeText("no such lock")
 	page.awaitText("#empty", "No lock matches.")
+	for _, view := range []string{"timeline", "waits", "blame"} { // they do not search: the lines are shown
+		page.press(escape, escape)
+		page.click("#to-" + view)
+		page.await("document.body.dataset.view === " + quote(view))
+		page.press("/")
+		page.typeText("BILLING")
+		page.await("document.body.dataset.view === 'lines'")
+		names("stock/2")
+	}
 }
 
 // The keys select rows, open and close details, and change the view.

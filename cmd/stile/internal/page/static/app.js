@@ -82,7 +82,7 @@ showLeasesOf(() => [...(ui.open && ui.key ? [ui.key] : []), ...(current === "lin
 // The ages that are shown grow.
 setInterval(() => { if (!document.hidden) touch(); }, 1000);
 
-$("search").addEventListener("input", (event) => choose({ query: event.target.value.toLowerCase(), ...(ui.view === "timeline" || ui.view === "waits" ? { view: "lines" } : {}) }));
+$("search").addEventListener("input", (event) => choose({ query: event.target.value.toLowerCase(), ...(ui.view === "lines" ? {} : { view: "lines" }) }));
 $("open-help").addEventListener("click", () => $("help").showModal());
 addEventListener("hashchange", readAddress);
 addEventListener("popstate", readAddress);

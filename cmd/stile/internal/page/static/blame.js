@@ -10,7 +10,7 @@ let parts, timer, asking = false, prefix;
 
 export const blameView = {
 	show(root) {
-		parts = { summary: el("p", { id: "blame-summary", class: "dim" }, "Reading who is to blame…"), list: el("tbody", { id: "blame" }) };
+		parts = { summary: el("p", { id: "blame-summary", class: "dim" }, "Reading the waits of the last hour…"), list: el("tbody", { id: "blame" }) };
 		parts.table = el("table", { class: "blame", hidden: true },
 			el("thead", {}, el("tr", {}, el("th", { class: "amount" }, "others waited"), ...["holder", "lock", "waiters", "holds"].map((t) => el("th", {}, t)))), parts.list);
 		root.replaceChildren(el("h2", {}, "Holders that others waited for"), parts.summary, el("div", { class: "wide" }, parts.table));
@@ -43,7 +43,7 @@ async function ask() {
 function show({ since, blame }) {
 	const total = blame.reduce((sum, b) => sum + b.waited_seconds, 0), most = Math.max(...blame.map((b) => b.waited_seconds), 0.001);
 	setText(parts.summary, blame.length
-		? `Since ${timeOfDay(since)}: ${duration(total)} of waiting, charged to the holders at that time. The waiting of each waiter counts; several holders share it.`
+		? `Since ${timeOfDay(since)}: ${duration(total)} of waiting, charged to the holders at that time. The waiting of all waiters is added up; several holders of a lock share it.`
 		: `Nobody has waited since ${timeOfDay(since)}.`);
 	parts.table.hidden = blame.length === 0;
 	keyed(parts.list, blame, (b) => `${b.key} ${[b.holder.host, b.holder.user, b.holder.command, b.holder.reason].map((t) => t ?? "").join("\0")}`,

@@ -18,7 +18,7 @@ let lines = [];
 let followed = ""; // the key of the selection that was last scrolled into view
 
 function build(root) {
-	waitedOnly = el("button", { type: "button", class: "toggle", id: "only-waited", onclick: () => choose({ onlyWaited: !ui.onlyWaited }) }, "waited for");
+	waitedOnly = el("button", { type: "button", class: "toggle", id: "only-waited", onclick: () => choose({ onlyWaited: !ui.onlyWaited }) }, "only waited for");
 	summary = el("span", { id: "summary" });
 	empty = el("p", { id: "empty", class: "empty" });
 	spacer = el("div", { class: "spacer" });
@@ -68,7 +68,7 @@ function summarize() {
 		waited += line.waiters.length > 0;
 	}
 	const some = lines.length < state.lines.size ? ` of ${number(state.lines.size)}` : "";
-	setText(summary, `${number(lines.length)}${some} ${state.lines.size === 1 ? "lock" : "locks"} · ${number(held)} held · ${plural(waiters, "waiter")} at ${number(waited)}`);
+	setText(summary, `${number(lines.length)}${some} ${state.lines.size === 1 ? "lock" : "locks"} · ${number(held)} held · ${number(waited)} waited for, by ${plural(waiters, "waiter")}`);
 	waitedOnly.setAttribute("aria-pressed", ui.onlyWaited);
 	empty.hidden = lines.length > 0;
 	viewport.hidden = lines.length === 0;

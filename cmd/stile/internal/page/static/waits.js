@@ -16,7 +16,7 @@ export const waitsView = {
 		root = element;
 		last = "";
 		parts = {
-			summary: el("p", { id: "waits-summary" }, "Reading who waits…"), cycles: el("div", { id: "cycles" }),
+			summary: el("p", { id: "waits-summary" }, "Reading the waits…"), cycles: el("div", { id: "cycles" }),
 			graph: el("div", { class: "graph", id: "graph", hidden: true }), list: el("ul", { class: "events", id: "waits" }), note: el("p", { class: "dim" }),
 		};
 		root.replaceChildren(el("h2", {}, "Holders that wait for other locks"), parts.summary, parts.cycles, parts.graph, parts.list, parts.note);
@@ -47,8 +47,8 @@ function show({ waits, cycles }) {
 		(names) => el("p", { class: "deadlock", role: "alert" }, `Deadlock: ${[...names, names[0]].map(visible).join(" → ")}`));
 	keyed(parts.list, waits.slice(0, maxListed), (w) => `${w.waiter.session} ${w.waiter.token} ${w.waits_for}`, () => el("li"), (item, w) => {
 		const seconds = Math.floor((now() - Date.parse(w.since)) / 1000);
-		const time = seconds >= 1 ? ` for ${duration(seconds)}` : "";
-		setText(item, `${ownerOf(w.waiter)} holds ${w.holds.map(visible).join(", ")} and waits for ${visible(w.waits_for)}${time}`);
+		const time = seconds >= 1 ? `${duration(seconds)} ` : "";
+		setText(item, `${ownerOf(w.waiter)} holds ${w.holds.map(visible).join(", ")} and has waited ${time}for ${visible(w.waits_for)}`);
 	});
 	setText(parts.note, waits.length > maxListed ? `and ${number(waits.length - maxListed)} more` : "");
 	const edges = waits.flatMap((w) => w.holds.map((held) => ({ from: held, to: w.waits_for, entry: w.waiter }))).slice(0, maxEdges);
@@ -104,7 +104,7 @@ function draw(edges, cycles) {
 		if (b.x <= a.x) { // back, below the boxes
 			const bottom = Math.max(a.y, b.y) + box.height + 34, from = a.x + box.width / 2, to = b.x + box.width / 2;
 			line = `M${from} ${a.y + box.height}C${from} ${bottom} ${to} ${bottom} ${to} ${b.y + box.height + 1}`;
-			label = { x: (from + to) / 2, y: bottom - 6 };
+			label = { x: (from + to) / 2, y: (6 * bottom + a.y + b.y + 2 * box.height) / 8 - 5 };
 		}
 		const path = svg("path", { d: line, class: isRed ? "cycle" : "", "marker-end": `url(#${isRed ? "red-end" : "end"})` });
 		const title = svg("title");
