@@ -197,6 +197,9 @@ func TestServe_pageMistakes(t *testing.T) {
 	page("--config-file", m.write("c.yaml", "health: 127.0.0.1:0", 0o600)).expectExit(125, "--health is for a server of its own")
 	m.command("serve", "--url", "redis://127.0.0.1:1", "--page", "127.0.0.1:0").spawn().expectExit(125, "redis", "127.0.0.1:1")
 	m.command("serve", "--url", "nonsense", "--page", "127.0.0.1:0").spawn().expectExit(125, "nonsense")
+	for _, url := range []string{"local:", "etcd+unix:///run/other.sock", "redis+unix:///run/redis.sock"} { // others of the machine may not connect
+		m.command("serve", "--url", url, "--page", "127.0.0.1:0").spawn().expectExit(125, "the page needs --page-tokens", "only some users")
+	}
 	if m.exists("data") {
 		t.Error("the data directory was created in spite of a mistake")
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/local"
 	"github.com/stilelock/stile/cmd/stile/internal/metrics"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
@@ -61,7 +62,7 @@ func listenPage(flags *pflag.FlagSet, o serveOptions, log *slog.Logger) (*served
 		return p, nil
 	}
 	cfg.Restricted = func() bool { return p.node != nil && p.node.UsersRequired() }
-	if o.url != "" && hasCredentials(o.url) || o.rootPasswordFile != "" {
+	if o.url != "" && admitsSomeUsers(o.url) || o.rootPasswordFile != "" {
 		cfg.Restricted = func() bool { return true }
 	}
 	p.page, err = page.Listen(cfg)
@@ -96,10 +97,11 @@ func (o *serveOptions) pageConfig(log *slog.Logger) (page.Config, error) {
 	return cfg, err
 }
 
-// hasCredentials reports whether a URL has a password, or names one or a key, so that not all users of the
-// machine may read the store.
-func hasCredentials(storeURL string) bool {
-	if strings.Contains(choice{url: storeURL}.shown(), ":***@") {
+// admitsSomeUsers reports whether perhaps not all users of this machine may read the store of a URL: it has a
+// password, names one or a key, or is that of a unix socket, as local: is.
+func admitsSomeUsers(storeURL string) bool {
+	scheme, _, _ := strings.Cut(storeURL, ":")
+	if storeURL == local.URL || strings.HasSuffix(scheme, "+unix") || strings.Contains(choice{url: storeURL}.shown(), ":***@") {
 		return true
 	}
 	_, query, _ := strings.Cut(storeURL, "?")
