@@ -157,7 +157,7 @@ func (x *examination) examineReplicas(info redisinfo.Info, config map[string]str
 	case waited < replicas:
 		f := examine.Attention("redis-wait-replicas", "locks wait for %d of %d replicas: a failover to another one can forget the latest",
 			waited, replicas)
-		f.Promise, f.Advice = "P1", fmt.Sprintf("wait_replicas=%d, if the replicas are reliable enough", replicas)
+		f.Promise, f.Advice = "P1", fmt.Sprintf("use wait_replicas=%d, if the replicas are reliable enough", replicas)
 		x.add(f)
 	case waited > replicas:
 		f := examine.Attention("redis-wait-replicas", "wait_replicas is %d, but the server has %s: nobody gets a lock", waited, count(replicas, "replica"))

@@ -175,13 +175,13 @@ func (x *examination) examineServer(s server) {
 		return
 	case s.srvr["Mode"] == "":
 		f := examine.Attention("zk-words", "the server does not permit the four-letter word srvr, so its version and its role are unknown")
-		f.Advice = "4lw.commands.whitelist=srvr,conf,mntr"
+		f.Advice = "set 4lw.commands.whitelist=srvr,conf,mntr"
 		x.found.Add(s.address, f)
 		return
 	case s.conf == nil || s.mntr == nil:
 		f := examine.Attention("zk-words", "the server does not permit the four-letter words conf and mntr, so its disk, its elections and its "+
 			"tick were not examined, or the tick was guessed")
-		f.Advice = "4lw.commands.whitelist=srvr,conf,mntr"
+		f.Advice = "set 4lw.commands.whitelist=srvr,conf,mntr"
 		x.found.Add(s.address, f)
 	default:
 		x.found.Add(s.address, examine.Fine("zk-words", "the server permits the four-letter words srvr, conf and mntr"))

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,7 +60,11 @@ func RoundTrip(id string, took []time.Duration, ttl time.Duration) store.Finding
 	took = slices.Sorted(slices.Values(took))
 	median := took[len(took)/2]
 	if median <= ttl/10 {
-		return Fine(id, "a request takes %v, less than a tenth of the TTL of %v", rounded(median), ttl)
+		limit := ttl / 10 // or a lower one, but the same for servers that are about as fast
+		for limit > time.Millisecond && median <= limit/10 {
+			limit /= 10
+		}
+		return Fine(id, "a request usually takes at most %v; a tenth of the TTL of %v is enough", rounded(limit), ttl)
 	}
 	f := Attention(id, "a request takes %v, more than a tenth of the TTL of %v", rounded(median), ttl)
 	if median > 3*ttl/10 {
@@ -116,8 +121,8 @@ func ClockRate(id string, first, last Reading) store.Finding {
 		f.Advice = "run stile doctor again when the server and the network are less busy"
 		return f
 	}
-	return Fine(id, "the server's clock runs as fast as this machine's, to within %.1f %%",
-		100*max(0.1, float64((gain.Abs()+doubt).Microseconds())/float64(local.Microseconds())))
+	percent := math.Ceil(100 * float64(gain.Abs()+doubt) / float64(local))
+	return Fine(id, "the server's clock runs as fast as this machine's, to within %v %%", max(1, percent))
 }
 
 // Wait waits for d, or until ctx ends; then it returns the error of ctx.

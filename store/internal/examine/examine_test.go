@@ -99,6 +99,35 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// Servers that are about as fast have the same finding, so that it is shown once.
+func TestRoundTrip_sameForSimilarServers(t *testing.T) {
+	const ttl = 15 * time.Second
+	for _, c := range []struct {
+		took time.Duration
+		want string
+	}{
+		{45 * time.Microsecond, "at most 150µs"}, {60 * time.Microsecond, "at most 150µs"}, {time.Nanosecond, "at most 150µs"},
+		{time.Millisecond, "at most 1.5ms"}, {16 * time.Millisecond, "at most 150ms"}, {1500 * time.Millisecond, "at most 1.5s"},
+	} {
+		if got := examine.RoundTrip("id", []time.Duration{c.took}, ttl); !strings.Contains(got.What, "takes "+c.want+";") {
+			t.Errorf("%v: got %q, want %q", c.took, got.What, c.want)
+		}
+	}
+}
+
+// What is said of the rates is as exact as the measurement.
+func TestClockRate_saysHowExactItIs(t *testing.T) {
+	begin := time.Now()
+	for doubt, want := range map[time.Duration]string{0: "within 1 %", 15 * time.Millisecond: "within 2 %", 90 * time.Millisecond: "within 9 %"} {
+		end := begin.Add(time.Second)
+		got := examine.ClockRate("id", examine.Reading{Sent: begin, Received: begin, Server: begin},
+			examine.Reading{Sent: end.Add(-doubt), Received: end, Server: end})
+		if !strings.HasSuffix(got.What, want) {
+			t.Errorf("%v: got %q, want %q", doubt, got.What, want)
+		}
+	}
+}
+
 // A promise is at risk if the server's clock runs a tenth faster. What the round trips leave in doubt
 // does not count.
 func TestClockRate(t *testing.T) {

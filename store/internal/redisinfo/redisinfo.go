@@ -93,9 +93,9 @@ func (i Info) Persistence(appendfsync string) store.Finding {
 	const id = "redis-persistence"
 	switch {
 	case i["aof_enabled"] == "0":
-		f := examine.Risk(id, "P1", "there is no append-only file: a restart deletes locks, and other clients get them while their "+
-			"holders, who learn of it within a third of their TTL, are still at work")
-		f.Advice = "appendonly yes and appendfsync always"
+		f := examine.Risk(id, "P1", "there is no append-only file: a restart of Redis deletes all locks, and other clients get them while "+
+			"their holders are still at work, for up to a third of the TTL")
+		f.Advice = "set appendonly yes and appendfsync always"
 		return f
 	case appendfsync == "":
 		f := examine.Attention(id, "there is an append-only file, but CONFIG GET is not permitted, so when it is synced is unknown")
@@ -104,7 +104,7 @@ func (i Info) Persistence(appendfsync string) store.Finding {
 	case appendfsync != "always":
 		f := examine.Attention(id, "appendfsync is %s: locks of the last moments are forgotten if the machine crashes, "+
 			"though not if only Redis does", appendfsync)
-		f.Promise, f.Advice = "P1", "appendfsync always"
+		f.Promise, f.Advice = "P1", "set appendfsync always"
 		return f
 	}
 	return examine.Fine(id, "there is an append-only file, and every write is synced")
