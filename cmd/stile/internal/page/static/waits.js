@@ -41,8 +41,8 @@ async function ask() {
 function show({ waits, cycles }) {
 	const waiting = { 0: "No holder waits", 1: "1 holder waits" }[waits.length] ?? `${number(waits.length)} holders wait`;
 	const deadlocks = { 0: "", 1: ", and there is a deadlock" }[cycles.length] ?? `, and there are ${cycles.length} deadlocks`;
-	setText(parts.summary, `${waiting} for another lock${deadlocks}. ` +
-		"An arrow leads from a lock that is held to the lock that its holder waits for.");
+	const legend = waits.length ? " An arrow leads from a lock that is held to the lock that its holder waits for." : "";
+	setText(parts.summary, `${waiting} for another lock${deadlocks}.${legend}`);
 	keyed(parts.cycles, cycles, (names) => JSON.stringify(names),
 		(names) => el("p", { class: "deadlock", role: "alert" }, `Deadlock: ${[...names, names[0]].map(visible).join(" → ")}`));
 	keyed(parts.list, waits.slice(0, maxListed), (w) => `${w.waiter.session} ${w.waiter.token} ${w.waits_for}`, () => el("li"), (item, w) => {
