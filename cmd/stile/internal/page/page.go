@@ -5,6 +5,7 @@
 package page
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -16,6 +17,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -96,6 +99,9 @@ func Listen(cfg Config) (*Page, error) {
 	p := newPage(cfg)
 	if cfg.TLS != nil {
 		p.cfg.TLS = p.rememberCertificate(cfg.TLS)
+		if _, err := p.cfg.TLS.GetCertificate(new(tls.ClientHelloInfo)); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.Address != "" {
 		l, err := net.Listen("tcp", cfg.Address)
@@ -103,7 +109,9 @@ func Listen(cfg Config) (*Page, error) {
 			return nil, listenError("--page", cfg.Address, err)
 		}
 		host, _, _ := net.SplitHostPort(cfg.Address) // checked
-		p.hosts = []string{host, hostname(l.Addr().String())}
+		if !isUnspecified(host) {                    // otherwise the certificate has the names
+			p.hosts = []string{host, hostname(l.Addr().String())}
+		}
 		if isLoopback(host) {
 			p.hosts = append(p.hosts, "localhost", "127.0.0.1", "::1")
 		}
@@ -280,8 +288,8 @@ func (p *Page) logOutages() {
 	}
 }
 
-// URL returns the address of the page, with the machine's name if it listens at all addresses; empty if it
-// listens at a socket only.
+// URL returns the address of the page, with a name of the certificate if it listens at all addresses; empty
+// if it listens at a socket only.
 func (p *Page) URL() string {
 	if p.cfg.Address == "" {
 		return ""
@@ -291,13 +299,30 @@ func (p *Page) URL() string {
 		scheme = "https"
 	}
 	address := p.listeners[0].Addr().String()
-	host, port, _ := net.SplitHostPort(address)
-	if ip, err := netip.ParseAddr(host); err == nil && ip.IsUnspecified() {
-		if name, err := os.Hostname(); err == nil && name != "" {
-			address = net.JoinHostPort(name, port)
-		}
+	if host, port, _ := net.SplitHostPort(address); isUnspecified(host) {
+		address = net.JoinHostPort(p.publicName(), port)
 	}
 	return scheme + "://" + address
+}
+
+// publicName returns the name under which other machines reach the page: the machine's, or if that is not in
+// the certificate, one that is.
+func (p *Page) publicName() string {
+	leaf := p.leaf.Load()
+	name, err := os.Hostname()
+	if err == nil && name != "" && leaf.VerifyHostname(name) == nil {
+		return name
+	}
+	names := slices.DeleteFunc(slices.Clone(leaf.DNSNames), func(n string) bool { return strings.Contains(n, "*") })
+	for _, ip := range leaf.IPAddresses {
+		names = append(names, ip.String())
+	}
+	return cmp.Or(append(names, name)...)
+}
+
+func isUnspecified(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsUnspecified()
 }
 
 // Socket returns the path of the socket; empty if there is none.

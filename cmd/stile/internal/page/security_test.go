@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -17,7 +18,9 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+	"github.com/stilelock/stile/cmd/stile/internal/observe"
 	"github.com/stilelock/stile/cmd/stile/internal/page"
+	"github.com/stilelock/stile/store/memstore"
 )
 
 func header(name string, values ...string) func(*http.Request) {
@@ -377,6 +380,43 @@ func TestSecurity_TLS(t *testing.T) {
 		defer r.Body.Close()
 		if r.StatusCode != http.StatusBadRequest {
 			t.Errorf("plain HTTP: got status %d, want 400", r.StatusCode)
+		}
+	}
+}
+
+// At all addresses, the page has the names of its certificate and no others, and says one of them.
+func TestSecurity_namesAtAllAddresses(t *testing.T) {
+	t.Parallel()
+	server, own := certificates(t, false, "*.wild.example", "locks.example.com", "127.0.0.1")
+	p, err := page.Listen(page.Config{Address: "0.0.0.0:0", TLS: server, Tokens: tokens(t), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Serve(page.Source{Client: client, Observer: observe.New(client)})
+	port, ok := strings.CutPrefix(p.URL(), "https://locks.example.com:")
+	if !ok {
+		t.Fatalf("got the address %s, want the name in the certificate", p.URL())
+	}
+	transport := &http.Transport{TLSClientConfig: own, DisableKeepAlives: true}
+	for host, want := range map[string]int{"locks.example.com": 200, "a.wild.example": 200, "127.0.0.1": 200, "0.0.0.0": 421, "localhost": 421} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+port+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if resp.StatusCode != want || strings.Contains(string(text), "::") {
+			t.Errorf("host %s: got status %d, want %d: %.300s", host, resp.StatusCode, want, text)
 		}
 	}
 }
