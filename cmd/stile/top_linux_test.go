@@ -168,10 +168,10 @@ func TestTop_outage(t *testing.T) {
 	c.await("demo", "pid")
 	c.await("1 lock, 0 waiting, by name")
 	pause(t, srv.Process.Pid)
-	since := c.await("cannot be read since", "all is old")
+	since := c.await("the store has not answered since", "this is old")
 	c.await("demo", "pid")
 	time.Sleep(2 * time.Second)
-	if again := c.await("cannot be read since"); strings.Fields(again)[4] != strings.Fields(since)[4] {
+	if again := c.await("the store has not answered since"); strings.Fields(again)[6] != strings.Fields(since)[6] {
 		t.Errorf("got %q, then %q, want the time at which the outage began", since, again)
 	}
 	kill(t, srv.Process.Pid, syscall.SIGCONT)

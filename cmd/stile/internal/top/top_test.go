@@ -262,7 +262,7 @@ func TestTop_outage(t *testing.T) {
 			t.Errorf("the outage began at %v, and later at %v", since, w.m.status.Since)
 		}
 		title := w.screen()[0]
-		if want := "as of " + since.Local().Format(time.TimeOnly) + "; the store cannot be read: "; !strings.HasPrefix(title, want) ||
+		if want := "the store has not answered since " + since.Local().Format(time.TimeOnly) + ", this is old: "; !strings.HasPrefix(title, want) ||
 			!strings.Contains(title, `no \x1b[2J answer`) {
 			t.Errorf("got the title %q, want %q and the error", title, want)
 		}
@@ -276,7 +276,7 @@ func TestTop_outage(t *testing.T) {
 			t.Errorf("the bar of a lease that has ended is not empty:\n%s", text)
 		}
 		w.press("enter")
-		if title := w.screen()[0]; !strings.HasPrefix(title, "as of ") {
+		if title := w.screen()[0]; !strings.HasPrefix(title, "the store has not answered since") {
 			t.Errorf("got the first line %q of the details, want the outage", title)
 		}
 		w.press("esc")

@@ -72,7 +72,7 @@ func (m *model) screen(lines []string, last string) string {
 // title returns the first line: what is shown, or that it is old.
 func (m *model) title() string {
 	if m.status.Err != nil {
-		return red + reversed + m.cut("as of "+m.status.Since.Local().Format(time.TimeOnly)+"; the store cannot be read: "+
+		return red + reversed + m.cut("the store has not answered since "+m.status.Since.Local().Format(time.TimeOnly)+", this is old: "+
 			m.texts.Plain(strings.TrimPrefix(m.status.Err.Error(), "stile: "))) + normal
 	}
 	count := fmt.Sprintf("%d locks", len(m.items))
