@@ -64,9 +64,8 @@ func (p *Page) secure(next http.Handler) http.Handler {
 
 // admit refuses requests of other web pages, and those that could not be the page's own.
 func (p *Page) admit(r *http.Request) *refusal {
-	isBreak := r.Method == http.MethodPost && r.URL.Path == breakPath
 	switch {
-	case r.Method != http.MethodGet && !isBreak:
+	case r.Method != allowedMethod(r):
 		return &refusal{http.StatusMethodNotAllowed, "only GET is allowed, and POST to " + breakPath}
 	case !p.isOwnHost(r):
 		return &refusal{http.StatusMisdirectedRequest, fmt.Sprintf("the request is for the host %q; the page's hosts are %s",
@@ -75,7 +74,7 @@ func (p *Page) admit(r *http.Request) *refusal {
 		return &refusal{http.StatusForbidden, "requests of other web pages are refused; this one has the Origin of another page"}
 	case slices.ContainsFunc(r.Header["Sec-Fetch-Site"], func(s string) bool { return s != "same-origin" && s != "none" }):
 		return &refusal{http.StatusForbidden, "requests of other web pages are refused, and links on them; type the address, or use a bookmark"}
-	case isBreak && !isJSON(r.Header):
+	case r.Method == http.MethodPost && !isJSON(r.Header):
 		return &refusal{http.StatusUnsupportedMediaType, "the request needs the header Content-Type: application/json"}
 	default:
 		return nil

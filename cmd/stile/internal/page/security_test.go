@@ -101,6 +101,17 @@ func TestSecurity_foreignPages(t *testing.T) {
 	}
 }
 
+// The path of a break takes no other method than POST, and a link to it breaks nothing.
+func TestSecurity_methodOfBreak(t *testing.T) {
+	t.Parallel()
+	w := start(t, nil)
+	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodOptions} {
+		if status, h, text := w.request(method, "/api/v1/break"); status != http.StatusMethodNotAllowed || h.Get("Allow") != http.MethodPost {
+			t.Errorf("%s: got status %d and Allow: %q, want 405 and POST: %s", method, status, h.Get("Allow"), text)
+		}
+	}
+}
+
 // Errors are problems with a sentence.
 func TestSecurity_errorsAreProblems(t *testing.T) {
 	t.Parallel()
