@@ -89,7 +89,7 @@ func TestRun_invalidArguments(t *testing.T) {
 		})
 	}
 	for typed, meant := range map[string]string{
-		"runn": "run", "lock": "run", "exec": `elect" or "run`, "status": "show", "unlock": "break", "list": "ls",
+		"runn": "run", "lock": "run", "exec": `elect" or "run`, "status": "show", "unlock": "break", "list": "ls", "page": "serve", "dashboard": `serve" or "top`,
 	} {
 		m.command(typed, "demo").spawn().expectExit(125, `unknown command "`+typed+`"; did you mean "`+meant+`"?`)
 	}

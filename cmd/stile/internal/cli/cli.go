@@ -98,6 +98,9 @@ func reasonOf(err error) error {
 // serveShort is the short description of the verb serve.
 const serveShort = "Run a lock server: an etcd, alone or as a member of a cluster"
 
+// serveNames are other words for the verb serve.
+func serveNames() []string { return []string{"server", "page", "web", "metrics", "dashboard"} }
+
 func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stile",

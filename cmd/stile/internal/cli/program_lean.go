@@ -37,5 +37,5 @@ func (s Stdio) runServer(args []string) int {
 
 // newServe returns the verb as lists of verbs show it. See needsServer for its use.
 func newServe(Stdio) *cobra.Command {
-	return &cobra.Command{Use: "serve [flags]", Short: serveShort, RunE: func(*cobra.Command, []string) error { panic("stiled runs it") }}
+	return &cobra.Command{Use: "serve [flags]", SuggestFor: serveNames(), Short: serveShort, RunE: func(*cobra.Command, []string) error { panic("stiled runs it") }}
 }

@@ -33,8 +33,9 @@ func newServe(stdio Stdio) *cobra.Command {
 	var ready int
 	idle := duration(10 * time.Minute)
 	cmd := &cobra.Command{
-		Use:   "serve [flags]",
-		Short: serveShort,
+		Use:        "serve [flags]",
+		SuggestFor: serveNames(),
+		Short:      serveShort,
 		Long: `Run a lock server in the foreground: an etcd, alone or as a member of a cluster; or, with --url,
 only the web page of an existing store.
 
