@@ -67,7 +67,7 @@ function askForToken() {
 		},
 	},
 	el("h2", {}, "A token is needed"),
-	el("p", {}, "This server shows the locks only with a token: one of the file that ", el("code", {}, "--page-tokens"), " names. The page forgets the token when it is closed or loaded again."),
+	el("p", {}, "Enter one of the tokens in the file that ", el("code", {}, "stile serve"), " got with ", el("code", {}, "--page-tokens"), ". The page forgets it when it is closed or loaded again."),
 	el("label", { htmlFor: "token" }, "Token"), input, el("button", { type: "submit" }, "Show the locks"), refused));
 	input.focus();
 }
