@@ -131,6 +131,16 @@ func TestServe_pageBesideEtcd(t *testing.T) {
 	}
 }
 
+// A page at a socket needs no tokens if the store is at a socket too: directories decide who may use either.
+func TestServe_pageAndStoreAtSockets(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	s := m.serve("--socket", m.path("store.sock"), "--page-socket", m.path("page.sock"), "--data", m.path("data"))
+	if got := s.readyValue("page_socket"); got != m.path("page.sock") {
+		t.Errorf("got the socket %s", got)
+	}
+}
+
 // With TLS and users the page has the server's certificate and needs tokens.
 func TestServe_pageWithTLSAndUsers(t *testing.T) {
 	t.Parallel()
@@ -197,7 +207,9 @@ func TestServe_pageMistakes(t *testing.T) {
 	page("--config-file", m.write("c.yaml", "health: 127.0.0.1:0", 0o600)).expectExit(125, "--health is for a server of its own")
 	m.command("serve", "--url", "redis://127.0.0.1:1", "--page", "127.0.0.1:0").spawn().expectExit(125, "redis", "127.0.0.1:1")
 	m.command("serve", "--url", "nonsense", "--page", "127.0.0.1:0").spawn().expectExit(125, "nonsense")
-	for _, url := range []string{"local:", "etcd+unix:///run/other.sock", "redis+unix:///run/redis.sock"} { // others of the machine may not connect
+	// Other users of the machine may not be able to connect to these stores, but to the page.
+	serve("--socket", m.path("s"), "--page", "127.0.0.1:0").expectExit(125, "the page needs --page-tokens", "only some users")
+	for _, url := range []string{"local:", "etcd+unix:///run/other.sock", "redis+unix:///run/redis.sock"} {
 		m.command("serve", "--url", url, "--page", "127.0.0.1:0").spawn().expectExit(125, "the page needs --page-tokens", "only some users")
 	}
 	if m.exists("data") {

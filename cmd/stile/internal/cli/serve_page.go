@@ -62,7 +62,7 @@ func listenPage(flags *pflag.FlagSet, o serveOptions, log *slog.Logger) (*served
 		return p, nil
 	}
 	cfg.Restricted = func() bool { return p.node != nil && p.node.UsersRequired() }
-	if o.url != "" && admitsSomeUsers(o.url) || o.rootPasswordFile != "" {
+	if o.url != "" && hasCredentials(o.url) || o.rootPasswordFile != "" || cfg.Address != "" && o.hasOnlySocket() {
 		cfg.Restricted = func() bool { return true }
 	}
 	p.page, err = page.Listen(cfg)
@@ -97,11 +97,20 @@ func (o *serveOptions) pageConfig(log *slog.Logger) (page.Config, error) {
 	return cfg, err
 }
 
-// admitsSomeUsers reports whether perhaps not all users of this machine may read the store of a URL: it has a
-// password, names one or a key, or is that of a unix socket, as local: is.
-func admitsSomeUsers(storeURL string) bool {
-	scheme, _, _ := strings.Cut(storeURL, ":")
-	if storeURL == local.URL || strings.HasSuffix(scheme, "+unix") || strings.Contains(choice{url: storeURL}.shown(), ":***@") {
+// hasOnlySocket reports whether clients reach the store by a unix socket only, so that perhaps not all users of
+// the machine can.
+func (o *serveOptions) hasOnlySocket() bool {
+	if o.url == "" {
+		return o.socket != "" && o.listen == ""
+	}
+	scheme, _, _ := strings.Cut(o.url, ":")
+	return o.url == local.URL || strings.HasSuffix(scheme, "+unix")
+}
+
+// hasCredentials reports whether a URL has a password, or names one or a key, so that not all users of the
+// machine may read the store.
+func hasCredentials(storeURL string) bool {
+	if strings.Contains(choice{url: storeURL}.shown(), ":***@") {
 		return true
 	}
 	_, query, _ := strings.Cut(storeURL, "?")
