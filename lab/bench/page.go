@@ -144,7 +144,8 @@ func (s *pageServer) start(ctx context.Context, c config) (err error) {
 		return err
 	}
 	socket := filepath.Join(s.dir, "socket")
-	args := []string{"serve", "--socket", socket, "--data", filepath.Join(s.dir, "data")}
+	// At a socket only, the page would need tokens.
+	args := []string{"serve", "--socket", socket, "--listen", "127.0.0.1:0", "--data", filepath.Join(s.dir, "data")}
 	if s.page != "" {
 		args = append(args, "--page", s.page)
 	}
