@@ -106,8 +106,12 @@ func TestRoundTrip_sameForSimilarServers(t *testing.T) {
 		took time.Duration
 		want string
 	}{
-		{45 * time.Microsecond, "at most 150µs"}, {60 * time.Microsecond, "at most 150µs"}, {time.Nanosecond, "at most 150µs"},
-		{time.Millisecond, "at most 1.5ms"}, {16 * time.Millisecond, "at most 150ms"}, {1500 * time.Millisecond, "at most 1.5s"},
+		{45 * time.Microsecond, "at most 150µs"},
+		{60 * time.Microsecond, "at most 150µs"},
+		{time.Nanosecond, "at most 150µs"},
+		{time.Millisecond, "at most 1.5ms"},
+		{16 * time.Millisecond, "at most 150ms"},
+		{1500 * time.Millisecond, "at most 1.5s"},
 	} {
 		if got := examine.RoundTrip("id", []time.Duration{c.took}, ttl); !strings.Contains(got.What, "takes "+c.want+";") {
 			t.Errorf("%v: got %q, want %q", c.took, got.What, c.want)
