@@ -39,7 +39,7 @@ type Entry struct {
 	// Session is the ID of the entry's session in the store.
 	Session string `json:"session"`
 	// Remaining is how long the session will live if it is not renewed; zero if the store does not
-	// know.
+	// know. It may not show a renewal of the last second yet.
 	Remaining time.Duration `json:"remaining_ns,omitempty"`
 }
 

@@ -58,7 +58,8 @@ type Change struct {
 	// All is true if all lines were read. A name with the prefix that is not in Lines has no holders
 	// and waiters then.
 	All bool `json:"all"`
-	// At is when the reading began. Each [Entry.Remaining] was true at that time or later.
+	// At is when the reading began. Each [Entry.Remaining] was true at that time or later, except that it
+	// may not show a renewal in the second before.
 	At time.Time `json:"at"`
 }
 

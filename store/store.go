@@ -96,7 +96,8 @@ type Store interface {
 	// changes meanwhile lead to one more call. Watch returns only after the last call has returned.
 	//
 	// names has the names of the lines that may have changed, in order, each once. Nil stands for
-	// all lines: so it is in the first call, after an outage, and when the store cannot tell.
+	// all lines: so it is in the first call, and when the store cannot tell, for example after an
+	// outage.
 	// changed may keep names.
 	Watch(ctx context.Context, prefix string, changed func(names []string)) error
 
@@ -386,6 +387,6 @@ type Entry struct {
 	// Owner describes the holder or waiter.
 	Owner Owner `json:"owner"`
 	// Remaining is how long the session will live if it is not confirmed again; zero if the store
-	// does not know.
+	// does not know. It may not show a confirmation of the last second yet.
 	Remaining time.Duration `json:"remaining_ns,omitempty"`
 }

@@ -28,6 +28,9 @@ func (s *Store) SetSizes(readAtJoin, watchLimit, keepWatchLimit int) {
 	s.sizes = sizes{readAtJoin, watchLimit, keepWatchLimit}
 }
 
+// SetMaxCatchUp replaces how many revisions a watch catches up with. It must be called before the store is used.
+func (s *Store) SetMaxCatchUp(n int64) { s.maxCatchUp = n }
+
 // LineWatched reports whether a session has an open, complete watch of a line.
 func LineWatched(s store.Session, name string) (watched bool) {
 	withLineWatch(s, name, func(w *lineWatch) { watched = w.open != 0 })

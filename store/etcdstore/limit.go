@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -61,7 +62,20 @@ func (s *Store) readLimit(ctx context.Context, name string) (limit int, at int64
 
 // limit returns the key of the operator's limit of a line. It begins like those of the line's claims, so
 // one read shows all of them, and no number is claimed while a limit is set: see [entry.putClaim].
-func (k keys) limit(name string) string { return k.claims(name) + "limit" }
+func (k keys) limit(name string) string { return k.claims(name) + limitKey }
+
+const limitKey = "limit"
+
+// limits returns the prefix of the keys of the limits of all lines whose name begins with prefix. Keys of
+// claims begin with it too.
+func (k keys) limits(prefix string) string { return k.prefix + slotKeys + prefix }
+
+// limitName returns the name of the line whose limit a key has.
+func (k keys) limitName(key []byte) (name string, ok bool) {
+	rest, ok1 := strings.CutPrefix(string(key), k.prefix+slotKeys)
+	name, ok2 := strings.CutSuffix(rest, "//"+limitKey)
+	return name, ok1 && ok2
+}
 
 // parseLimit returns the limit in the read of its key; zero if there is none.
 func parseLimit(kvs []*mvccpb.KeyValue) int {

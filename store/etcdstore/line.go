@@ -33,8 +33,8 @@ type times struct {
 	recheckInterval time.Duration
 	// watchTimeout is how long a watch may take to start.
 	watchTimeout time.Duration
-	// resyncInterval is how often [Store.Watch] reports a possible change without having received
-	// one, in case its watch has stopped delivering events.
+	// resyncInterval is how long the watch of [Store.Watch] may deliver no events before another replaces
+	// it, and how often a limit is read again: a watch may have stopped.
 	resyncInterval time.Duration
 	// retryDelay is how long the first attempt to delete an entry may take before another is made.
 	retryDelay time.Duration

@@ -152,7 +152,9 @@ func taken(claims []claim, line []listedEntry) []int {
 
 // claims returns the prefix of the keys of a line's claims. It does not match those of a line whose
 // name continues after a slash, because no name contains two slashes in a row.
-func (k keys) claims(name string) string { return k.prefix + reservedName + "/slots/" + name + "//" }
+func (k keys) claims(name string) string { return k.prefix + slotKeys + name + "//" }
+
+const slotKeys = reservedName + "/slots/"
 
 // claim returns the key of the claim of a number.
 func (k keys) claim(name string, number int) string { return k.claims(name) + strconv.Itoa(number) }

@@ -161,33 +161,43 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 		maxLeases = 256
 		parallel  = 8
 	)
+	remaining := make(map[clientv3.LeaseID]time.Duration)
+	var unknown []clientv3.LeaseID
+	now := time.Now()
+	for _, cs := range contenders {
+		for _, c := range cs {
+			if _, seen := remaining[c.Lease]; seen || c.Lease == 0 {
+				continue
+			}
+			left, known := s.leases.remaining(c.Lease, now)
+			remaining[c.Lease] = left
+			if !known && len(unknown) < maxLeases {
+				unknown = append(unknown, c.Lease)
+			}
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var (
-		mu        sync.Mutex
-		remaining = make(map[clientv3.LeaseID]time.Duration)
-		queries   sync.WaitGroup
-		sem       = make(chan struct{}, parallel)
+		mu      sync.Mutex
+		queries sync.WaitGroup
+		sem     = make(chan struct{}, parallel)
 	)
-	query := func(id clientv3.LeaseID) {
-		defer func() { <-sem }()
-		resp, err := s.cli.TimeToLive(ctx, id)
-		if err != nil || resp.TTL <= 0 {
-			return
-		}
-		mu.Lock()
-		remaining[id] = time.Duration(resp.TTL) * time.Second
-		mu.Unlock()
-	}
-	queried := make(map[clientv3.LeaseID]bool)
-	for _, cs := range contenders {
-		for _, c := range cs {
-			if c.Lease != 0 && !queried[c.Lease] && len(queried) < maxLeases {
-				queried[c.Lease] = true
-				sem <- struct{}{}
-				queries.Go(func() { query(c.Lease) })
+	for _, id := range unknown {
+		sem <- struct{}{}
+		queries.Go(func() {
+			defer func() { <-sem }()
+			at := time.Now()
+			resp, err := s.cli.TimeToLive(ctx, id)
+			if err != nil || resp.TTL <= 0 {
+				return
 			}
-		}
+			r := leaseReading{at, time.Duration(resp.TTL) * time.Second, time.Duration(resp.GrantedTTL) * time.Second}
+			s.leases.add(id, r)
+			mu.Lock()
+			remaining[id] = r.left
+			mu.Unlock()
+		})
 	}
 	queries.Wait()
 	for i, l := range lines {

@@ -54,6 +54,9 @@ type Store struct {
 	sizes sizes
 	pace  attempts.Pace
 
+	leases     leaseReadings
+	maxCatchUp int64 // [maxCatchUp], unless a test sets another
+
 	pages  func(ctx context.Context, endpoint, path string) (*http.Response, error)
 	limits examineLimits
 }
@@ -78,7 +81,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	return &Store{
 		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes,
-		pages: opts.Pages, limits: defaultExamineLimits,
+		maxCatchUp: maxCatchUp, pages: opts.Pages, limits: defaultExamineLimits,
 	}, nil
 }
 

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store/internal/attempts"
@@ -15,84 +17,198 @@ import (
 )
 
 // Watch implements [store.Store]. It watches every key that begins with the store's prefix and the
-// given one. On a cluster with many other keys, use a prefix. Events are drained while changed
-// runs, so a slow changed does not make the etcd client buffer them.
+// given one, and the limits of slots of these lines. On a cluster with many other keys, use a prefix.
+// Events are drained while changed runs, so a slow changed does not make the etcd client buffer them.
+// After an outage the watch continues where it ended, and names the lines that have changed meanwhile.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
 	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
-		c := &prefixWatch{store: s, prefix: prefix, notify: notify}
-		return c.run(ctx)
+		lines := &prefixWatch{store: s, prefix: prefix, keys: s.keys.prefix + prefix, notify: notify}
+		if prefix == "" {
+			return lines.run(ctx) // the keys of the limits are among its keys
+		}
+		limits := &prefixWatch{store: s, prefix: prefix, keys: s.keys.limits(prefix), stream: 1, notify: notify}
+		if err := limits.check(ctx); err != nil {
+			return err
+		}
+		limits.next = limits.checked + 1 // the first call, which is for the lines, covers what was before
+
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		open := make(chan struct{})
+		opened := sync.OnceFunc(func() { close(open) })
+		lines.notify = func(names ...string) { notify(names...); opened() }
+		ended := make(chan error, 2)
+		var running sync.WaitGroup
+		running.Go(func() { ended <- lines.run(ctx) })
+		running.Go(func() {
+			select {
+			case <-open:
+				ended <- limits.run(ctx)
+			case <-ctx.Done():
+				ended <- ctx.Err()
+			}
+		})
+		err := <-ended
+		cancel()
+		running.Wait()
+		return err
 	})
 }
 
-// prefixWatch is a watch of the lines whose name begins with a prefix.
+// maxCatchUp is the largest number of revisions that a watch catches up with. etcd searches all of them,
+// whatever keys they are of, and writes wait meanwhile: for about 10 ms. To catch up with more, all lines
+// are read instead.
+const maxCatchUp = 10_000
+
+// prefixWatch is a watch of the keys of the lines whose name begins with a prefix, or of their limits. It
+// consists of one watch of etcd after another. Each continues where the one before ended, so that the lines
+// are known that changed in between.
 type prefixWatch struct {
 	store  *Store
 	prefix string
+	keys   string // the prefix of the keys
+	stream int    // the number of the gRPC stream: even for lines and odd for limits, so they share none
 	notify watchpump.Notify
+
+	// next is the revision from which the next watch starts: the watch has notified of all changes before it.
+	// If next is zero, the next watch starts at the present, and notifies that any line may have changed.
+	next    int64
+	checked int64 // the store's revision at the last check
+	passed  int64 // the revision up to which the last quiet watch had delivered all events; zero if not known
 }
 
 // run opens one watch after another until ctx ends or reading is not permitted.
 func (c *prefixWatch) run(ctx context.Context) error {
-	stream := 0
+	check := true
 	return attempts.KeepUp(ctx, firstPause, func() error {
-		if err := c.checkReadable(ctx); err != nil {
-			return c.store.wrapErr(fmt.Sprintf("watch the locks that begin with %q", c.prefix), endedBy(ctx, err))
+		if check {
+			if err := c.check(ctx); err != nil {
+				return err
+			}
 		}
-		err := c.watchOnce(onStream(clientv3.WithRequireLeader(ctx), stream))
+		err := c.watchOnce(onStream(clientv3.WithRequireLeader(ctx), c.stream))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		c.store.logger.LogAttrs(ctx, slog.LevelDebug, "watch of the lines ended; opening another",
-			slog.String("prefix", c.prefix), slog.Any("error", err))
-		if errors.Is(err, errWatchSilent) {
-			stream++
+		// Requests and watches use the client's connections in turn. If one of two hangs, a request before
+		// each watch would give it to the watch each time.
+		silent, quiet := errors.Is(err, errWatchSilent), errors.Is(err, errWatchQuiet)
+		check = !silent
+		if silent || quiet {
+			c.stream += 2 // the gRPC stream may hang
+		}
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			c.next, c.passed = 0, 0
+		}
+		if !quiet {
+			c.store.logger.LogAttrs(ctx, slog.LevelDebug, "watch of the lines ended; opening another",
+				slog.String("prefix", c.prefix), slog.Any("error", err))
 		}
 		return nil
 	})
 }
 
-// checkReadable returns an error if reading the keys is not permitted. It is called before a watch
-// is opened, because a watch that is refused ends all others on its gRPC stream, and because the
-// reason with which a watch ends may be temporary.
-func (c *prefixWatch) checkReadable(ctx context.Context) error {
-	return c.store.attempt(ctx, func(ctx context.Context) error {
-		_, err := c.store.cli.Get(ctx, c.store.keys.prefix+c.prefix,
-			clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
+// check returns an error if reading the keys is not permitted. It is called before a watch is opened,
+// because a watch that is refused ends all others on its gRPC stream, and because the reason with
+// which a watch ends may be temporary.
+//
+// It also checks whether the next watch can continue. If the revision is lower than one that was seen
+// before, the data were restored from a backup. Then etcd would deliver no events until the revision
+// is reached again.
+func (c *prefixWatch) check(ctx context.Context) error {
+	err := c.store.attempt(ctx, func(ctx context.Context) error {
+		resp, err := c.store.cli.Get(ctx, c.keys, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
+		if err == nil {
+			c.checked = resp.Header.Revision
+		}
 		return err
 	})
+	if err != nil {
+		return c.store.wrapErr(fmt.Sprintf("watch the locks that begin with %q", c.prefix), endedBy(ctx, err))
+	}
+	if c.checked < max(c.next-1, c.passed) || c.checked >= c.next+c.store.maxCatchUp {
+		c.next, c.passed = 0, 0
+	}
+	return nil
 }
 
-// watchOnce opens one watch and handles its events until it ends.
+// errWatchQuiet means that a watch has delivered no events for resyncInterval. It may have stopped
+// delivering.
+var errWatchQuiet = errors.New("the watch is quiet")
+
+// watchOnce opens one watch and handles its events until it ends or is quiet.
 func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, err := c.store.openWatch(ctx, cancel, c.store.keys.prefix+c.prefix, clientv3.WithPrefix())
+	events, err := c.store.openWatch(ctx, cancel, c.keys, clientv3.WithPrefix(), clientv3.WithRev(c.next))
 	if err != nil {
 		return err
 	}
-	c.notify() // there may have been changes before the watch started
-	ticker := time.NewTicker(c.store.times.resyncInterval)
-	defer ticker.Stop()
+	if c.next == 0 {
+		c.next = c.checked + 1
+		c.notify() // there may have been changes before the watch started
+	}
+	var asked bool
+	var progress int64 // the revision up to which all events have been delivered, by etcd's word
+	interval := c.store.times.resyncInterval / 2
+	quiet := time.NewTimer(interval)
+	defer quiet.Stop()
 	for {
 		select {
 		case resp, ok := <-events:
 			if !ok || resp.Err() != nil {
 				return resp.Err()
 			}
+			if asked && resp.IsProgressNotify() { // one that comes earlier may be another watch's
+				progress = resp.Header.Revision
+			}
+			if n := len(resp.Events); n > 0 { // all events of their revisions: the watch allows no fragments
+				c.next = resp.Events[n-1].Kv.ModRevision + 1
+				asked = false
+				quiet.Reset(interval)
+			}
 			if names := c.names(resp.Events); len(names) > 0 {
 				c.notify(names...)
 			}
-		case <-ticker.C:
-			c.notify()
+		case <-quiet.C:
+			if asked {
+				c.advance(progress)
+				return errWatchQuiet
+			}
+			asked = true
+			c.requestProgress(ctx, interval)
+			quiet.Reset(interval)
 		}
 	}
 }
 
-// names returns the names of the lines with events about a key that may be an entry.
+// requestProgress asks etcd up to which revision it has delivered all events. The reply comes as a response
+// of the watch. There is none if the watch has stopped, or starts in the future, because nothing has
+// changed.
+func (c *prefixWatch) requestProgress(ctx context.Context, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	_ = c.store.cli.RequestProgress(ctx) // an error is no reply either
+}
+
+// advance sets from where the watch after a quiet one starts, so that etcd does not search all revisions
+// since the last event each time. Each revision is asked for by two watches at least: should one lose an
+// event, the next delivers it.
+func (c *prefixWatch) advance(progress int64) {
+	if progress > 0 {
+		c.next, c.passed = max(c.next, c.passed+1), progress
+	}
+}
+
+// names returns the names of the lines with events about a limit, or a key that may be an entry.
 func (c *prefixWatch) names(events []*clientv3.Event) []string {
 	var names []string
 	for _, ev := range events {
-		if name, ok := c.store.keys.name(ev.Kv.Key); ok && strings.HasPrefix(name, c.prefix) {
+		name, ok := c.store.keys.name(ev.Kv.Key)
+		if !ok {
+			name, ok = c.store.keys.limitName(ev.Kv.Key)
+		}
+		if ok && strings.HasPrefix(name, c.prefix) {
 			names = append(names, name)
 		}
 	}

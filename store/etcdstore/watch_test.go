@@ -4,31 +4,81 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
 )
 
 // watchAll watches all lines of a store. It returns a channel that receives a value for each call.
 func watchAll(t *testing.T, st store.Store) <-chan struct{} {
 	t.Helper()
 	calls := make(chan struct{}, 1000)
+	startWatch(t, st, "", func([]string) { calls <- struct{}{} })
+	wait(t, calls, "the watch is open")
+	return calls
+}
+
+// watchNames watches the lines with a prefix. It returns a channel that receives the names of each call
+// but the first.
+func watchNames(t *testing.T, st store.Store, prefix string) <-chan []string {
+	t.Helper()
+	calls := make(chan []string, 1000)
+	startWatch(t, st, prefix, func(names []string) { calls <- names })
+	if names := nextCall(t, calls); names != nil {
+		t.Fatalf("the first call has the names %q, want none", names)
+	}
+	return calls
+}
+
+// startWatch starts a watch that ends with the test.
+func startWatch(t *testing.T, st store.Store, prefix string, changed func(names []string)) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		err := st.Watch(ctx, "", func([]string) { calls <- struct{}{} })
-		if !errors.Is(err, context.Canceled) {
+		if err := st.Watch(ctx, prefix, changed); !errors.Is(err, context.Canceled) {
 			t.Errorf("Watch: %v", err)
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
-	wait(t, calls, "the watch is open")
-	return calls
+}
+
+// nextCall waits for a call of a watch, and returns its names.
+func nextCall(t *testing.T, calls <-chan []string) []string {
+	t.Helper()
+	select {
+	case names := <-calls:
+		return names
+	case <-time.After(testTimeout):
+		t.Fatalf("not within %v: the watch reports a change", testTimeout)
+		return nil
+	}
+}
+
+// awaitNames waits until calls have had all of the names, and nothing but names.
+func awaitNames(t *testing.T, calls <-chan []string, want ...string) {
+	t.Helper()
+	for missing := want; len(missing) > 0; {
+		names := nextCall(t, calls)
+		if names == nil {
+			t.Fatalf("a call without names, want calls with the names %q", want)
+		}
+		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(names, name) })
+	}
 }
 
 // awaitLength waits for a call after which the line has the given number of entries.
@@ -103,7 +153,8 @@ func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 	})
 	st := newStore(t, cli, "")
 	times := noPollingTimes()
-	times.ResyncInterval = 200 * time.Millisecond // replaces the watch
+	times.ResyncInterval = 200 * time.Millisecond // then the watch is replaced
+	times.WatchTimeout = etcdstore.DefaultTimes().WatchTimeout
 	st.SetTimes(times)
 	calls := watchAll(t, st)
 	// It is unknown which connection the watch uses, so each is silenced in turn.
@@ -115,6 +166,334 @@ func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 		awaitLength(t, calls, direct, name, 0)
 		proxy.Release()
 	}
+}
+
+// lossyWatches counts the watches that a client opens, and makes it lose responses.
+type lossyWatches struct {
+	lose         atomic.Int32 // how many of the next responses with events are lost
+	loseProgress atomic.Bool  // all responses about the progress are lost
+
+	mu     sync.Mutex
+	opened map[string]watchRequest // the last ones, by key
+}
+
+// watchRequest is the nth request for a watch of a key.
+type watchRequest struct {
+	n    int
+	from int64 // revision
+}
+
+func (l *lossyWatches) option() grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+		open grpc.Streamer, opts ...grpc.CallOption,
+	) (grpc.ClientStream, error) {
+		s, err := open(ctx, desc, cc, method, opts...)
+		return lossyStream{s, l}, err
+	})
+}
+
+type lossyStream struct {
+	grpc.ClientStream
+	watches *lossyWatches
+}
+
+func (s lossyStream) SendMsg(m any) error {
+	if req, ok := m.(*pb.WatchRequest); ok && req.GetCreateRequest() != nil {
+		key := string(req.GetCreateRequest().Key)
+		s.watches.mu.Lock()
+		s.watches.opened[key] = watchRequest{s.watches.opened[key].n + 1, req.GetCreateRequest().StartRevision}
+		s.watches.mu.Unlock()
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s lossyStream) RecvMsg(m any) error {
+	for {
+		err := s.ClientStream.RecvMsg(m)
+		resp, ok := m.(*pb.WatchResponse)
+		if err != nil || !ok || resp.Created || resp.Canceled {
+			return err
+		}
+		lost := s.watches.loseProgress.Load()
+		if len(resp.Events) > 0 {
+			lost = s.watches.lose.Add(-1) >= 0
+		}
+		if !lost {
+			return nil
+		}
+	}
+}
+
+// newLossyStore returns a store that replaces quiet watches soon, and the watches of its client.
+func newLossyStore(t *testing.T, e etcd) (*etcdstore.Store, *lossyWatches) {
+	t.Helper()
+	watches := &lossyWatches{opened: make(map[string]watchRequest)}
+	st := newStore(t, connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, DialOptions: []grpc.DialOption{watches.option()}}), "")
+	times := noPollingTimes()
+	times.ResyncInterval = 50 * time.Millisecond
+	st.SetTimes(times)
+	return st, watches
+}
+
+// awaitReplacements waits until each watch has been replaced twice.
+func (l *lossyWatches) awaitReplacements(t *testing.T) {
+	t.Helper()
+	before := l.last()
+	eventually(t, "quiet watches are replaced", func() bool {
+		now := l.last()
+		for key, w := range before {
+			if now[key].n < w.n+2 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// awaitStartAfter waits until each watch has been replaced by one that starts after a revision.
+func (l *lossyWatches) awaitStartAfter(t *testing.T, revision int64) {
+	t.Helper()
+	eventually(t, "quiet watches start from later revisions", func() bool {
+		for _, w := range l.last() {
+			if w.from <= revision {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (l *lossyWatches) last() map[string]watchRequest {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.opened)
+}
+
+// A watch that has stopped delivering is replaced by another one, which delivers what was missed, by name.
+// Promise: P7
+func TestWatch_missedChangesAreNamed(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t) // not shared, so that the missed revisions follow the known ones
+	st, watches := newLossyStore(t, e)
+	other := newStore(t, e.Client(t), "")
+	se, prefix := openSession(t, other), newName(t)
+	calls := watchNames(t, st, prefix)
+	var names []string
+	for i := range 3 {
+		watches.lose.Store(1)
+		names = append(names, fmt.Sprintf("%s/%d", prefix, i))
+		enqueue(t, se, names[i])
+		awaitNames(t, calls, names[i])
+		if watches.lose.Load() > 0 {
+			t.Fatal("the watch has lost no response")
+		}
+	}
+	// All entries of a session go in one revision.
+	watches.lose.Store(1)
+	if err := se.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	awaitNames(t, calls, names...)
+}
+
+// The replacement of a quiet watch causes no call.
+func TestWatch_quietWithoutCalls(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	st, watches := newLossyStore(t, e)
+	se, prefix := openSession(t, newStore(t, e.Client(t), "")), newName(t)
+	calls := watchNames(t, st, prefix)
+	for i := range 3 {
+		watches.awaitReplacements(t)
+		if len(calls) > 0 {
+			t.Fatalf("the call %q without a change", <-calls)
+		}
+		name := fmt.Sprintf("%s/%d", prefix, i)
+		enqueue(t, se, name)
+		if names := nextCall(t, calls); !slices.Equal(names, []string{name}) {
+			t.Fatalf("got a call with the names %q, want %q", names, name)
+		}
+	}
+}
+
+// On a cluster, each watch may be on another member, which may not have the newest revisions yet.
+// Promise: P7
+func TestWatch_replacedOnCluster(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	st := newStore(t, connect(t, cluster.Endpoints()...), "")
+	times := noPollingTimes()
+	times.ResyncInterval = 10 * time.Millisecond
+	st.SetTimes(times)
+	se, prefix := openSession(t, newStore(t, connect(t, cluster.Endpoints()...), "")), newName(t)
+	calls := watchNames(t, st, prefix)
+	for i := range 6 {
+		var names []string
+		for j := range 5 {
+			names = append(names, fmt.Sprintf("%s/%d-%d", prefix, i, j))
+			enqueue(t, se, names[j])
+		}
+		awaitNames(t, calls, names...)
+	}
+}
+
+// The limit of slots is no part of the entries of its line, and may admit some of them.
+// Promise: P7
+func TestWatch_reportsLimits(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	other := newStore(t, e.Client(t), "")
+	setLimit := other.Capabilities().SetLimit
+	for _, prefix := range []string{"", "name"} {
+		st, watches := newLossyStore(t, e)
+		calls := watchNames(t, st, prefix)
+		for i := range 3 {
+			watches.awaitReplacements(t)
+			watches.lose.Store(int32(i % 2))
+			if err := setLimit(t.Context(), "name/1", 1+i); err != nil {
+				t.Fatal(err)
+			}
+			awaitNames(t, calls, "name/1")
+		}
+		if err := setLimit(t.Context(), "elsewhere", 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := setLimit(t.Context(), "name/1", 0); err != nil {
+			t.Fatal(err)
+		}
+		if prefix == "" {
+			awaitNames(t, calls, "elsewhere", "name/1")
+		} else if names := nextCall(t, calls); !slices.Equal(names, []string{"name/1"}) {
+			t.Errorf("got a call with the names %q, want only the one with the prefix", names)
+		}
+	}
+}
+
+// Other clients change other keys. A quiet watch does not fall behind by that, so it need not skip any
+// changes.
+func TestWatch_changesOfOtherKeys(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	cli := e.Client(t)
+	st, watches := newLossyStore(t, e)
+	st.SetMaxCatchUp(20)
+	times := noPollingTimes()
+	times.ResyncInterval = 400 * time.Millisecond // etcd knows the progress of a watch of past changes after 100 ms
+	st.SetTimes(times)
+	se, prefix := openSession(t, newStore(t, cli, "")), newName(t)
+	calls := watchNames(t, st, prefix)
+	for i := range 3 {
+		watches.awaitStartAfter(t, put(t, cli, 10))
+		if len(calls) > 0 {
+			t.Fatalf("the call %q without a change", <-calls)
+		}
+		name := fmt.Sprintf("%s/%d", prefix, i)
+		watches.lose.Store(1)
+		enqueue(t, se, name)
+		awaitNames(t, calls, name)
+	}
+}
+
+// A watch that has fallen far behind, here because etcd does not reply about its progress, continues at the
+// present, and says that any line may have changed.
+// Promise: P7
+func TestWatch_skipsChangesIfFarBehind(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	cli := e.Client(t)
+	st, watches := newLossyStore(t, e)
+	st.SetMaxCatchUp(10)
+	watches.loseProgress.Store(true)
+	se, prefix := openSession(t, newStore(t, cli, "")), newName(t)
+	calls := watchNames(t, st, prefix)
+	watches.lose.Store(1)
+	enqueue(t, se, prefix+"/1")
+	eventually(t, "the watch has lost a response", func() bool { return watches.lose.Load() <= 0 })
+	put(t, cli, 11)
+	awaitAnyLine(t, calls, se, prefix+"/2")
+}
+
+// awaitAnyLine waits for a call without names, and then, by joining lines, for one with names: the watch
+// works again.
+func awaitAnyLine(t *testing.T, calls <-chan []string, se store.Session, prefix string) {
+	t.Helper()
+	for nextCall(t, calls) != nil {
+	}
+	for i := 0; ; i++ { // the watch of the limits may call without names once more
+		enqueue(t, se, fmt.Sprintf("%s/%d", prefix, i))
+		if nextCall(t, calls) != nil {
+			return
+		}
+	}
+}
+
+// put changes a key n times that is not about a lock. It returns the revision of the last change.
+func put(t *testing.T, cli *clientv3.Client, n int) (revision int64) {
+	t.Helper()
+	for range n {
+		resp, err := cli.Put(t.Context(), "other", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		revision = resp.Header.Revision
+	}
+	return revision
+}
+
+// The data are restored from a backup. Changes after that have revisions that the watch has passed already.
+// Promise: P7
+func TestWatch_survivesRestoreOfData(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	cli := e.Client(t)
+	st, _ := newLossyStore(t, e)
+	other, prefix := newStore(t, cli, ""), newName(t)
+	calls := watchNames(t, st, prefix)
+	backup := filepath.Join(t.TempDir(), "backup")
+	e.Kill()
+	if err := os.CopyFS(backup, os.DirFS(e.DataDir())); err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	e.AwaitReady()
+	se := openSession(t, other)
+	for i := range 5 {
+		name := fmt.Sprintf("%s/%d", prefix, i)
+		enqueue(t, se, name)
+		awaitNames(t, calls, name)
+	}
+	e.Kill()
+	if err := errors.Join(os.RemoveAll(e.DataDir()), os.CopyFS(e.DataDir(), os.DirFS(backup))); err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	e.AwaitReady()
+	awaitAnyLine(t, calls, openSession(t, other), prefix+"/new")
+}
+
+// A watch ends when the permission to read is taken away.
+func TestWatch_permissionRevoked(t *testing.T) {
+	t.Parallel()
+	e := startEtcdWithAuth(t)
+	st := newStore(t, connectWith(t, clientv3.Config{
+		Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
+	}), "app/")
+	times := noPollingTimes()
+	times.ResyncInterval = 50 * time.Millisecond
+	st.SetTimes(times)
+	root := connectWith(t, clientv3.Config{
+		Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: testTimeout,
+	})
+	ctx, first := contextFor(t, testTimeout), true
+	err := st.Watch(ctx, "", func([]string) {
+		if first {
+			first = false
+			if _, err := root.RoleRevokePermission(ctx, "app", "app/", clientv3.GetPrefixRangeEnd("app/")); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	wantErrorContains(t, err, "watch", "permission denied", `"app/"`)
 }
 
 // Changes of keys that are not about locks cause no call.
