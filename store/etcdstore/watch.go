@@ -97,6 +97,9 @@ func (c *prefixWatch) run(ctx context.Context) error {
 		if silent || quiet {
 			c.stream += 2 // the gRPC stream may hang
 		}
+		if silent {
+			c.notify() // the next may take long too, for example because etcd checks a password for each stream
+		}
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			c.next, c.passed = 0, 0
 		}
@@ -118,8 +121,11 @@ func (c *prefixWatch) run(ctx context.Context) error {
 func (c *prefixWatch) check(ctx context.Context) error {
 	err := c.store.attempt(ctx, func(ctx context.Context) error {
 		resp, err := c.store.cli.Get(ctx, c.keys, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
-		if err == nil {
+		switch {
+		case err == nil:
 			c.checked = resp.Header.Revision
+		case !refused(err):
+			c.notify() // until a watch starts, nobody knows which lines have changed
 		}
 		return err
 	})

@@ -451,14 +451,12 @@ func TestObserver_outage(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		w.lock(ann, "a")
-		w.o.Wait(ctx, 0, seen)
-		s := w.o.Status()
+		s := w.nextStatus(ctx)
 		if !s.Read || !errors.Is(s.Err, down) || time.Since(s.Since) > 0 {
 			t.Errorf("status in an outage: got %+v, want the error since now", s)
 		}
 		w.st.SetFaults(nil)
-		w.o.Wait(ctx, 0, s)
-		if s := w.o.Status(); s.Err != nil {
+		if s := w.nextStatus(ctx); s.Err != nil {
 			t.Errorf("status after the outage: got %+v, want a success", s)
 		}
 		w.wantTold("a", "ann holds")
