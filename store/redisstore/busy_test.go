@@ -102,6 +102,33 @@ func TestWatch_endsWhileServerIsBusy(t *testing.T) {
 	}
 }
 
+// Without the server nothing is published, and nobody knows which lines will have changed. So the calls go on, and
+// their reader notices the outage.
+func TestWatch_callsWithoutServer(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	calls, watched := make(chan []string, 1000), make(chan error, 1)
+	st := storeAt(t, server.Addr())
+	go func() { watched <- st.Watch(ctx, "", func(names []string) { calls <- names }) }()
+	<-calls
+	server.Kill()
+	for range 3 { // one or two may have been under way
+		select {
+		case names := <-calls:
+			if names != nil {
+				t.Errorf("got a call with the names %q, want none", names)
+			}
+		case <-time.After(testTimeout):
+			t.Fatal("no call after the server was killed")
+		}
+	}
+	cancel()
+	if err := <-watched; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch: got %v, want Canceled", err)
+	}
+}
+
 // Requests that wait for replicas use separate connections.
 func TestConfirm_withReplicasWhileServerIsBusy(t *testing.T) {
 	t.Parallel()

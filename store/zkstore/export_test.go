@@ -18,8 +18,8 @@ func (s *Store) SetPatience(patience, rarely time.Duration) {
 // store is used.
 func (s *Store) SetResync(d time.Duration) { s.resyncInterval = d }
 
-// SetBlockerChecks sets the intervals at which lines with waiters are read, and at which waiters ask the
-// leader for the entries ahead. It must be called before the store is used.
+// SetBlockerChecks sets the intervals at which waiters ask whether their line has changed, and at which they
+// ask the leader for the entries ahead. It must be called before the store is used.
 func (s *Store) SetBlockerChecks(recheck, check time.Duration) {
 	s.recheckInterval, s.blockerCheckInterval = recheck, check
 }

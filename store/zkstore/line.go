@@ -233,7 +233,7 @@ func (w *lineWatch) deliverLocked(e *entry) {
 // advanceLocked is deliverLocked for an entry that has fewer entries ahead than before. If the
 // entry is next, the server is asked whether it still exists before that is delivered: one
 // transaction may delete all nodes of a line, and the server sends the events one after another.
-// exactly is set if the change comes from a read, which may have used another connection and shown
+// fromRead is set if the change comes from a read, which may have used another connection and shown
 // an old state.
 func (w *lineWatch) advanceLocked(e *entry, fromRead bool) {
 	if e.blocking() > 0 || e.delivery.Admitted() {

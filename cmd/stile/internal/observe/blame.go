@@ -148,7 +148,7 @@ func (s story) blame(now time.Time) (blame []Blame) {
 		if order := a.at.Compare(b.at); order != 0 || a.begin == b.begin {
 			return order
 		}
-		if b.begin { // ends first, so that nobody waits for a hold that begins at the end of the wait
+		if b.begin { // ends first: a hold that begins as a wait ends has not caused it
 			return -1
 		}
 		return 1

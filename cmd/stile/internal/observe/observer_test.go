@@ -463,7 +463,7 @@ func TestObserver_outage(t *testing.T) {
 	})
 }
 
-// All lines are read seldom if that takes long. An outage meanwhile is noticed where somebody looks.
+// If a reading of all lines takes long, the next is far away. The readings of leases notice an outage before.
 func TestObserver_outageBetweenReadings(t *testing.T) {
 	observed(t, func(t *testing.T, w *world) {
 		w.lock(w.client("ann"), "a")

@@ -45,7 +45,7 @@ func TestServerRestart_isSurvived(t *testing.T) {
 	tab.await(row("newer"))
 }
 
-// A tab that wakes up connects again if its connection is dead, which nobody has told it.
+// A tab that wakes up connects again if its connection has died meanwhile, which the browser does not report.
 func TestSleepingTab_connectsAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(c *page.Config) { c.Address = testservers.Host() + ":0" })
