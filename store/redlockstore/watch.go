@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stilelock/stile/store/internal/attempts"
@@ -32,6 +33,15 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []s
 // watch calls notify after each change until ctx ends or a majority of the masters refuses.
 func (s *Store) watch(ctx context.Context, prefix, op string, notify watchpump.Notify) error {
 	events := make(chan event, len(s.masters))
+	// The first call is for all lines. A name that one master reports before is covered by it.
+	var mu sync.Mutex
+	open := false
+	notifyAll := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		open = true
+		notify()
+	}
 	defer s.subscriptions.listen(topic{channel: s.keys.channels(), pattern: true}, func(n event) {
 		switch {
 		case n.subscribed || n.refused != nil:
@@ -40,7 +50,11 @@ func (s *Store) watch(ctx context.Context, prefix, op string, notify watchpump.N
 			default: // full: a buffered event has the same effect
 			}
 		case strings.HasPrefix(n.channel, s.keys.channel(prefix)):
-			notify(s.keys.nameOfChannel(n.channel))
+			mu.Lock()
+			defer mu.Unlock()
+			if open {
+				notify(s.keys.nameOfChannel(n.channel))
+			}
 		}
 	})()
 	ticker := time.NewTicker(resyncInterval)
@@ -59,10 +73,10 @@ func (s *Store) watch(ctx context.Context, prefix, op string, notify watchpump.N
 			}
 			// Changes before a majority was subscribed to may have been missed.
 			if n.subscribed && len(begun) >= s.quorum {
-				notify()
+				notifyAll()
 			}
 		case <-ticker.C:
-			notify()
+			notifyAll()
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.life.Done():
