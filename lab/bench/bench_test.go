@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -359,6 +360,86 @@ func TestCrowd_rows(t *testing.T) {
 	r := &report{Crowds: rows}
 	if want := "**b, here, 2 processes × 1 goroutines, 50 % readers, hold 0s: 1 times**"; r.violations() != 1 || !strings.Contains(r.markdown(), want) {
 		t.Errorf("got %d violations, want 1; report:\n%s", r.violations(), r.markdown())
+	}
+}
+
+// countingLocks counts its locks, and how many of the same name are held at once.
+type countingLocks struct {
+	mu      sync.Mutex
+	held    map[string]int
+	locked  int
+	twice   int
+	failure error
+}
+
+func (c *countingLocks) Lock(_ context.Context, name string) (func(context.Context) error, error) {
+	c.mu.Lock()
+	c.held[name]++
+	c.locked++
+	if c.held[name] > 1 {
+		c.twice++
+	}
+	c.mu.Unlock()
+	time.Sleep(time.Millisecond)
+	return func(context.Context) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.held[name]--
+		return c.failure
+	}, nil
+}
+func (*countingLocks) Close() {}
+
+// Each goroutine locks a name of its own. What they cost is divided among the pairs.
+func TestDistinct(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		locks := map[string]*countingLocks{rawEtcd: {}, stockMutex: {}, stileName: {}}
+		requests := 0
+		d := newDistinct("here", 256, []contender{{name: rawEtcd}, {name: stockMutex}, {name: stileName}}, usage{
+			func(context.Context) (int, error) { return requests, nil },
+			func(context.Context) (time.Duration, error) { return time.Duration(requests) * time.Millisecond, nil },
+		})
+		for name, c := range locks {
+			c.held = make(map[string]int)
+			slice := 10 * time.Millisecond
+			if name == stileName {
+				slice *= 2
+			}
+			requests = 0
+			if err := d.measure(t.Context(), name, c, 0, slice); err != nil {
+				t.Fatal(err)
+			}
+			if c.twice > 0 || len(c.held) != 256 || c.locked < 9*256 {
+				t.Errorf("%s: got %d locks of %d names, %d while held; want 256 names, each at least 9 times", name, c.locked, len(c.held), c.twice)
+			}
+		}
+		rows := d.rows()
+		if len(rows) != 3 || rows[2].Rate != nil || rows[0].Rate == nil || rows[0].Pair.P50 != time.Millisecond || rows[0].PerSecond < 200_000 {
+			t.Errorf("got rows %+v", rows)
+		}
+		if got := d.expectations(); len(got) != 2 || got[0].Got.Median > 1.1 || got[0].Limit != 1.5 || got[1].Limit != 2 {
+			t.Errorf("got expectations %v", got)
+		}
+		var text strings.Builder
+		distinctTable(&text, rows)
+		if !strings.Contains(text.String(), "| here: 256 ") {
+			t.Errorf("got table\n%s", text.String())
+		}
+		broken := &countingLocks{held: make(map[string]int), failure: errors.New("broken")}
+		if err := d.measure(t.Context(), stileName, broken, 1, time.Hour); !errors.Is(err, broken.failure) {
+			t.Errorf("got error %v, want %v", err, broken.failure)
+		}
+	})
+}
+
+// What pairs have cost is the difference, divided by their number.
+func TestSpent_perPair(t *testing.T) {
+	before, after := spent{10, 5 * time.Second, time.Second}, spent{30, 7 * time.Second, 2 * time.Second}
+	if got, want := after.perPair(before, 10), (spent{2, 200 * time.Millisecond, 100 * time.Millisecond}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := after.perPair(before, 0); got.requests != 20 {
+		t.Errorf("without a pair: got %+v, want all of it", got)
 	}
 }
 

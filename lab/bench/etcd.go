@@ -94,6 +94,13 @@ func (e *etcd) measure(ctx context.Context, c config, admin *clientv3.Client, r 
 			}
 		}
 	}
+	if c.selects("distinct") {
+		contenders := []contender{{name: rawEtcd, connect: e.connectRaw}, {name: stockMutex, connect: e.connectStock}, {name: stileName, connect: e.connectStile}}
+		b := e.base(admin)
+		if err := measureDistinct(ctx, c, b.name, contenders, b.beforeRound, usage{b.commandCount, e.processorTime}, r); err != nil {
+			return err
+		}
+	}
 	if c.selects("rwmutex") {
 		client, err := openStile(ctx, "etcd", e.endpoint)
 		if err != nil {
@@ -190,6 +197,20 @@ func (e *etcd) setting(admin *clientv3.Client) setting {
 
 // requests returns how many messages the server has received from clients, without renewals of leases.
 func (e *etcd) requests(ctx context.Context) (int, error) {
+	n, err := e.sum(ctx, func(series string) bool {
+		return strings.HasPrefix(series, "grpc_server_msg_received_total") && !strings.Contains(series, `"LeaseKeepAlive"`)
+	})
+	return int(n), err
+}
+
+// processorTime returns how long the server has used the processors.
+func (e *etcd) processorTime(ctx context.Context) (time.Duration, error) {
+	seconds, err := e.sum(ctx, func(series string) bool { return series == "process_cpu_seconds_total" })
+	return time.Duration(seconds * float64(time.Second)), err
+}
+
+// sum returns the sum of some series of the server's metrics.
+func (e *etcd) sum(ctx context.Context, selected func(series string) bool) (total float64, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.endpoint+"/metrics", nil)
 	if err != nil {
 		return 0, err
@@ -199,12 +220,11 @@ func (e *etcd) requests(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	defer resp.Body.Close()
-	total := 0.0
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		series, text, _ := strings.Cut(lines.Text(), " ")
-		if !strings.HasPrefix(series, "grpc_server_msg_received_total") || strings.Contains(series, `"LeaseKeepAlive"`) {
+		if !selected(series) {
 			continue
 		}
 		n, err := strconv.ParseFloat(text, 64)
@@ -213,7 +233,7 @@ func (e *etcd) requests(ctx context.Context) (int, error) {
 		}
 		total += n
 	}
-	return int(total), lines.Err()
+	return total, lines.Err()
 }
 
 // dial returns a new client with its own connection. All contenders use the same settings.

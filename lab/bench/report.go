@@ -15,6 +15,7 @@ type report struct {
 	About    []string
 	Settings []settingReport `json:",omitempty"`
 	Crowds   []crowdRow      `json:",omitempty"`
+	Distinct []distinctRow   `json:",omitempty"`
 	Timed    []timedRow      `json:",omitempty"`
 	Startup  []startupRow    `json:",omitempty"`
 	Expected []expectation   `json:",omitempty"`
@@ -150,6 +151,7 @@ func (r *report) markdown() string {
 		contests = contests || len(s.Contests) > 0
 	}
 	crowdTable(&t, r.Crowds)
+	distinctTable(&t, r.Distinct)
 	timedTable(&t, r.Timed)
 	t.WriteString("\nHand-over: from just before one client releases until Lock returns in the next, which was already in Lock.\n\nExpected:\n\n")
 	for _, e := range r.Expected {
