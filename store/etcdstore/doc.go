@@ -78,6 +78,16 @@
 // session writes the epoch key before it discards the entry. As long as every attempt is answered,
 // the epoch key does not exist.
 //
+// # Batches
+//
+// Entries join and leave with one transaction each. While four of them are under way for a session,
+// others wait, and are then sent together: nested in one transaction, each with its own conditions. So
+// entries of different lines may have the same order, which is the revision of the transaction. Entries of
+// one line never have: a batch has no name twice. A server that allows fewer than a hundred operations in a
+// transaction, or smaller requests, refuses some batches; their requests are then sent one by one, and the
+// next batches are smaller. Other requests are never part of a batch. Those that take several locks in one
+// step are among them.
+//
 // # Watching
 //
 // A session opens one watch for each line in which an entry of its own waits. The watch starts at the

@@ -218,14 +218,14 @@ func (a insertion) heldBy(e *entry) *store.HeldError {
 func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 	ifEmpty := try
 	for n := 0; ; n++ {
-		if n > 1 { // one repetition is normal; more are caused by other clients
+		if n > 2 { // two repetitions are normal; more are caused by other clients
 			attempts.Sleep(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
 		before := e.session.seenRevision.Load()
-		err := e.session.store.attempt(ctx, func(ctx context.Context) (err error) {
-			resp, err = e.insertTxn(ctx, ifEmpty)
-			if err != nil && !refused(err) {
+		err := e.session.attempt(ctx, e.req.Name, func(commit commitFunc) (err error) {
+			resp, err = commit(e.insertTxn(ifEmpty, n > 0 || e.inDoubt.Load()))
+			if err != nil && outcomeUnknown(err) {
 				e.inDoubt.Store(true)
 			}
 			return err
@@ -249,25 +249,26 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 //
 //	ifEmpty:   if the line has no key       put the entry
 //	otherwise: if the entry is not there    put the entry, and read the line; for a slot, the limit too
-//	           else                         read the entry and the epoch key
+//	           else, if explain is set      read the entry and the epoch key
 //
-// Neither puts the entry if the epoch key has changed.
-func (e *entry) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnResponse, error) {
+// Neither puts the entry if the epoch key has changed. The first attempt is not to explain why it has failed,
+// because it hardly ever fails, and the reads would make it larger.
+func (e *entry) insertTxn(ifEmpty, explain bool) txn {
 	from, end := e.session.store.keys.entries(e.req.Name)
 	epoch := e.session.epochKey()
 	sameEpoch := clientv3.Compare(clientv3.ModRevision(epoch), "=", e.session.seenEpoch())
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
 
-	txn := e.session.store.cli.Txn(ctx)
 	if ifEmpty {
 		empty := clientv3.Compare(clientv3.CreateRevision(from), "=", 0).WithRange(end)
-		return txn.If(sameEpoch, empty).Then(put).Commit()
+		return txn{conditions: []clientv3.Cmp{sameEpoch, empty}, then: []clientv3.Op{put}}
 	}
 	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
-	return txn.If(sameEpoch, absent).
-		Then(append([]clientv3.Op{put}, e.readsAtJoin()...)...).
-		Else(clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())).
-		Commit()
+	t := txn{conditions: []clientv3.Cmp{sameEpoch, absent}, then: append([]clientv3.Op{put}, e.readsAtJoin()...)}
+	if explain {
+		t.otherwise = []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())}
+	}
+	return t
 }
 
 // readsAtJoin returns the reads of the line and, for a slot, of the limit.
@@ -301,6 +302,8 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 		return a, true, err
 	case ifEmpty:
 		return e.tryNonEmpty(ctx)
+	case len(results) == 0:
+		return insertion{}, false, nil // the next attempt explains why
 	}
 	mine, epoch := results[0].GetResponseRange().Kvs, results[1].GetResponseRange().Kvs
 	e.session.noteEpoch(epoch, resp.Header.Revision)
@@ -316,7 +319,7 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 		if _, ours := decode(mine[0].Value); ours {
 			deleteMarkerOps = append(deleteMarkerOps, clientv3.OpDelete(e.session.store.keys.marker(e.req.Name, uint64(order))))
 		}
-		_, err = e.session.remove(ctx, e.key, order, deleteMarkerOps...)
+		_, err = e.session.remove(ctx, e, order, deleteMarkerOps...)
 	}
 	return insertion{}, false, err
 }
@@ -325,7 +328,8 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 // [entry.readsAtJoin] from the same transaction.
 func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.ResponseOp) (insertion, error) {
 	read := reads[0].GetResponseRange()
-	others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
+	kvs := slices.DeleteFunc(read.Kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == e.key })
+	others, _ := e.session.store.keys.contenders(e.req.Name, kvs)
 	a := insertion{order: order, others: others}
 	if len(reads) > 1 {
 		a.limit, a.limitAt = parseLimit(reads[1].GetResponseRange().Kvs), int64(order)
@@ -506,7 +510,7 @@ func (e *entry) goneErr(op string) error {
 
 // deleteKey is the request of Withdraw.
 func (e *entry) deleteKey(ctx context.Context) (there bool, err error) {
-	r, err := e.session.remove(ctx, e.key, int64(e.order), append(e.deleteMarkerOps(), e.onClaim(deleteOp)...)...)
+	r, err := e.session.remove(ctx, e, int64(e.order), append(e.deleteMarkerOps(), e.onClaim(deleteOp)...)...)
 	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.gone.Store(true)

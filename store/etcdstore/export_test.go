@@ -1,6 +1,8 @@
 package etcdstore
 
 import (
+	"context"
+	"log/slog"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -99,4 +101,81 @@ func Quantile(page []string, name string, q float64) (bound, n float64) {
 // JudgeVersion returns the finding about a version of etcd.
 func JudgeVersion(version string) store.Finding {
 	return examine.KnownBugs("etcd-version", "etcd", version, oldestSupported, bugs)
+}
+
+// MaxUnderWay is how many transactions may be under way before others wait for a batch.
+const MaxUnderWay = maxUnderWay
+
+// A Batcher is the batcher of a session.
+type Batcher struct{ *batcher }
+
+// NewBatcher returns a batcher without a session.
+func NewBatcher(cli *clientv3.Client) Batcher {
+	return Batcher{newBatcher(cli, slog.New(slog.DiscardHandler))}
+}
+
+// BatcherOf returns the batcher of a session.
+func BatcherOf(s store.Session) Batcher { return Batcher{s.(*session).batcher} }
+
+// Create sends the transaction that puts a key if it is not there, and reads it, for a lock name.
+func (b Batcher) Create(ctx context.Context, name, key, value string) (*clientv3.TxnResponse, error) {
+	return b.commit(ctx, name, createTxn(key, value))
+}
+
+func createTxn(key, value string) txn {
+	return txn{
+		conditions: []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", 0)},
+		then:       []clientv3.Op{clientv3.OpPut(key, value), clientv3.OpGet(key)},
+		otherwise:  []clientv3.Op{clientv3.OpGet(key)},
+	}
+}
+
+// AttemptCreate sends the transaction of Create until it is answered. The first attempt fails with an error
+// before it is sent.
+func AttemptCreate(ctx context.Context, s store.Session, name, key string, failure error) (resp *clientv3.TxnResponse, err error) {
+	err = s.(*session).attempt(ctx, name, func(commit commitFunc) (err error) {
+		err, failure = failure, nil
+		if err == nil {
+			resp, err = commit(createTxn(key, ""))
+		}
+		return err
+	})
+	return resp, err
+}
+
+// Waiting returns how many transactions wait for their batch.
+func (b Batcher) Waiting() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.queue)
+}
+
+// UnderWay returns how many transactions are under way.
+func (b Batcher) UnderWay() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.underWay
+}
+
+// Limit returns how many requests a batch has at most.
+func (b Batcher) Limit() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limit
+}
+
+// MaybeSent reports whether a transaction that has failed with err may have been sent.
+func MaybeSent(err error) bool { return outcomeUnknown(err) }
+
+// Occupy takes the place of all transactions that may be under way, so that others wait. The returned
+// function gives them up.
+func (b Batcher) Occupy() (leave func()) {
+	for range maxUnderWay {
+		b.enter(context.Background(), "", txn{})
+	}
+	return func() {
+		for range maxUnderWay {
+			b.done()
+		}
+	}
 }

@@ -18,11 +18,23 @@ import (
 // If the first attempt is slow, others are made, but the first is not canceled: on a slow cluster
 // it is the one that deletes the key.
 func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
-	del := append(rest, clientv3.OpDelete(key))
-	request := func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return s.cli.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(del...).Commit()
-	}
+	t := removeTxn(key, created, rest...)
+	request := func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, s.cli) }
+	return s.removeBy(ctx, request, request)
+}
 
+// removeTxn is one attempt of a removal.
+func removeTxn(key string, created int64, rest ...clientv3.Op) txn {
+	return txn{
+		conditions: []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", created)},
+		then:       append(rest, clientv3.OpDelete(key)),
+	}
+}
+
+type removeFunc = func(context.Context) (*clientv3.TxnResponse, error)
+
+// removeBy is remove with the functions that make the first attempt and the others.
+func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (removal, error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	first, giveUp := context.WithCancel(ctx)
@@ -34,17 +46,17 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 	)
 	slow := time.AfterFunc(s.times.retryDelay, func() {
 		defer close(done)
-		others, othersErr = s.removeAgain(ctx, first.Done(), request)
+		others, othersErr = s.removeAgain(ctx, first.Done(), again)
 		giveUp()
 	})
 	var r removal
-	err := r.note(request(first))
+	err := r.note(attempt(first))
 	giveUp() // tells removeAgain that the first attempt is over
 	switch stopped := slow.Stop(); {
 	case stopped && (err == nil || refused(err)):
 		return r, err
 	case stopped:
-		others, othersErr = s.removeAgain(ctx, first.Done(), request)
+		others, othersErr = s.removeAgain(ctx, first.Done(), again)
 	default:
 		if r.removed {
 			end()
@@ -61,9 +73,7 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 // flight. When one does not find the key, the others, and the very first until firstOver is closed,
 // are awaited for the store's answerTimeout. An attempt that is not answered within
 // [attempts.MaxTimeout] is canceled, which bounds their number.
-func (s *Store) removeAgain(
-	ctx context.Context, firstOver <-chan struct{}, request func(context.Context) (*clientv3.TxnResponse, error),
-) (r removal, err error) {
+func (s *Store) removeAgain(ctx context.Context, firstOver <-chan struct{}, request removeFunc) (r removal, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	type answer struct {
@@ -139,7 +149,7 @@ type removal struct {
 // note adds the result of one attempt, and returns its error.
 func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
 	if err != nil {
-		r.unanswered = r.unanswered || !refused(err)
+		r.unanswered = r.unanswered || outcomeUnknown(err)
 		return err
 	}
 	r.removed, r.header = r.removed || resp.Succeeded, resp.Header

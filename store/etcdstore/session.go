@@ -29,7 +29,8 @@ type session struct {
 	cluster      uint64
 	seenRevision atomic.Int64 // the largest revision in any response
 
-	life *lifetime.Life
+	life    *lifetime.Life
+	batcher *batcher
 
 	leases     pb.LeaseClient
 	stream     *renewalStream // used only by Confirm
@@ -61,6 +62,7 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		leases: clientv3.RetryLeaseClient(s.cli),
 		lines:  make(map[string]*lineWatch),
 
+		batcher: newBatcher(s.cli, s.logger),
 		cluster: granted.ResponseHeader.GetClusterId(),
 	}
 	se.seenRevision.Store(granted.ResponseHeader.GetRevision())
@@ -266,7 +268,7 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 			return
 		}
 		for _, e := range left {
-			if _, err := se.remove(ctx, e.key, int64(e.order)); err != nil && !refused(err) {
+			if _, err := se.remove(ctx, e, int64(e.order)); err != nil && !refused(err) {
 				attempts.Sleep(ctx, attempts.MaxPause)
 				continue
 			} else if err != nil {
@@ -280,9 +282,11 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 	}
 }
 
-// remove is [Store.remove] for the session's own entries.
-func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
-	r, err := se.store.remove(ctx, key, created, rest...)
+// remove is [Store.remove] for the key of an entry of the session. Its first attempt may be part of a batch.
+func (se *session) remove(ctx context.Context, e *entry, created int64, rest ...clientv3.Op) (removal, error) {
+	t := removeTxn(e.key, created, rest...)
+	first := func(ctx context.Context) (*clientv3.TxnResponse, error) { return se.batcher.commit(ctx, e.req.Name, t) }
+	r, err := se.store.removeBy(ctx, first, func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, se.store.cli) })
 	se.noteRevision(r.header)
 	return r, err
 }

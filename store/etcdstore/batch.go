@@ -1,0 +1,285 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+)
+
+// txn is a transaction that has not been sent.
+type txn struct {
+	conditions      []clientv3.Cmp
+	then, otherwise []clientv3.Op
+}
+
+func (t txn) commit(ctx context.Context, cli *clientv3.Client) (*clientv3.TxnResponse, error) {
+	return cli.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+}
+
+// bytes returns about how large the transaction is in a request.
+func (t txn) bytes() int {
+	const keysAndReads = 512
+	n := keysAndReads
+	for _, op := range t.then {
+		n += len(op.KeyBytes()) + len(op.ValueBytes())
+	}
+	return n
+}
+
+const (
+	// maxUnderWay is how many transactions may be under way before the next ones wait. The time that a
+	// transaction takes is mostly that of the network and the disks, and few clients gain nothing by waiting
+	// for a batch. With more, the processors are the limit, and batches relieve them.
+	maxUnderWay = 4
+	// maxBatch is the largest number of requests in a batch. A server allows 128 operations by default
+	// (--max-txn-ops). The requests count, and so do the operations of the largest one, which has up to four.
+	maxBatch = 100
+	// maxBatchBytes is about the largest size of a batch. A server allows requests of 1.5 MiB by default
+	// (--max-request-bytes).
+	maxBatchBytes = 512 << 10
+)
+
+// A batcher sends the requests with which the entries of one session join and leave their lines. Each is a
+// transaction. While maxUnderWay transactions are under way, further requests wait. When one is answered,
+// all that wait are sent in one transaction, the batch, in which they are nested. That costs the servers and
+// this process much less than sending them one by one.
+//
+// Three rules keep the outcome of a request what it would be alone:
+//
+//   - No lock name is in a batch twice. etcd evaluates the conditions of all requests before the changes of
+//     any, and gives all changes one revision: two entries of one line would have the same order.
+//   - Each request keeps its own conditions. So a batch that is carried out late does only what its requests
+//     would do if they were.
+//   - If a batch fails, its requests are sent one by one. If it was refused, that is part of the same
+//     attempt; otherwise its outcome is unknown, and each request is repeated as if it had been sent alone.
+type batcher struct {
+	cli    *clientv3.Client
+	logger *slog.Logger
+
+	mu       sync.Mutex
+	limit    int        // the largest number of requests in a batch; less than maxBatch after a refusal
+	underWay int        // transactions under way, single ones and batches
+	queue    []*pending // requests that wait, the oldest first; empty unless underWay is at least maxUnderWay
+}
+
+func newBatcher(cli *clientv3.Client, logger *slog.Logger) *batcher {
+	return &batcher{cli: cli, logger: logger, limit: maxBatch}
+}
+
+// pending is a request that waits for its batch, or is under way in it.
+type pending struct {
+	ctx  context.Context
+	name string // of the lock
+	txn  txn
+
+	batch *batch // nil while it waits; guarded by the batcher's mutex
+
+	answered chan struct{} // closed when the fields below are set
+	resp     *clientv3.TxnResponse
+	err      error
+	alone    bool // the batch was refused: the request must be sent alone
+}
+
+// batch is the requests of one transaction.
+type batch struct {
+	requests []*pending
+	waiting  int                // how many of them wait for the answer; guarded by the batcher's mutex
+	cancel   context.CancelFunc // guarded by the batcher's mutex; nil before the batch is sent
+}
+
+// notSentError is the end of a context before the request was sent.
+type notSentError struct{ error }
+
+func (e notSentError) Unwrap() error { return e.error }
+
+// outcomeUnknown reports whether a request that failed with err may have been carried out, or may be later.
+func outcomeUnknown(err error) bool {
+	_, notSent := errors.AsType[notSentError](err)
+	return !notSent && !refused(err)
+}
+
+// commit sends a request that concerns the line of one lock, alone or in a batch. If ctx ends before the
+// answer, outcomeUnknown tells by the error whether the request may have been sent.
+func (b *batcher) commit(ctx context.Context, name string, t txn) (*clientv3.TxnResponse, error) {
+	p := b.enter(ctx, name, t)
+	if p == nil {
+		defer b.done()
+		return t.commit(ctx, b.cli)
+	}
+	select {
+	case <-p.answered:
+	case <-ctx.Done():
+		if err := b.abandon(p); err != nil {
+			return nil, err
+		}
+	}
+	if p.alone {
+		return t.commit(ctx, b.cli)
+	}
+	return p.resp, p.err
+}
+
+// enter returns the request, which will be answered. It returns nil if the caller must send the request
+// itself, and call done afterwards.
+func (b *batcher) enter(ctx context.Context, name string, t txn) *pending {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.underWay < maxUnderWay || b.limit == 1 {
+		b.underWay++
+		return nil
+	}
+	p := &pending{ctx: ctx, name: name, txn: t, answered: make(chan struct{})}
+	b.queue = append(b.queue, p)
+	return p
+}
+
+// done is called when a request that was sent alone is answered.
+func (b *batcher) done() {
+	if next := b.next(); next != nil {
+		go b.run(next)
+	}
+}
+
+// run sends a batch, and others after it as long as requests wait.
+func (b *batcher) run(next *batch) {
+	for ; next != nil; next = b.next() {
+		b.send(next)
+	}
+}
+
+// next is called when a transaction is answered. It returns the batch to send in its place, or nil if no
+// request waits.
+func (b *batcher) next() *batch {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) == 0 {
+		b.underWay--
+		return nil
+	}
+	next, names, size := &batch{}, make(map[string]bool, min(len(b.queue), b.limit)), 0
+	var rest []*pending
+	for i, p := range b.queue {
+		if names[p.name] {
+			rest = append(rest, p)
+			continue
+		}
+		size += p.txn.bytes()
+		if n := len(next.requests); n > 0 && (n == b.limit || size > maxBatchBytes) {
+			rest = append(rest, b.queue[i:]...)
+			break
+		}
+		names[p.name] = true
+		p.batch = next
+		next.requests = append(next.requests, p)
+	}
+	b.queue = rest
+	next.waiting = len(next.requests)
+	return next
+}
+
+// send sends a batch and answers its requests.
+func (b *batcher) send(sent *batch) {
+	first, n := sent.requests[0], len(sent.requests)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(first.ctx))
+	defer cancel()
+	b.mu.Lock()
+	sent.cancel = cancel
+	if sent.waiting == 0 {
+		cancel()
+	}
+	b.mu.Unlock()
+	if n == 1 {
+		first.resp, first.err = first.txn.commit(ctx, b.cli)
+		close(first.answered)
+		return
+	}
+	ops := make([]clientv3.Op, 0, n)
+	for _, p := range sent.requests {
+		ops = append(ops, clientv3.OpTxn(p.txn.conditions, p.txn.then, p.txn.otherwise))
+	}
+	resp, err := b.cli.Txn(ctx).Then(ops...).Commit()
+	if err != nil {
+		b.noteFailure(n, err)
+	}
+	for i, p := range sent.requests {
+		switch {
+		case err == nil:
+			p.resp = responseTo(i, resp)
+		case errors.Is(err, rpctypes.ErrNoSpace):
+			// A server that finds itself out of space when it applies a transaction with puts applies it, and
+			// replies with this error. To a request that only deletes it would not.
+			p.err = errBatchNoSpace
+		default:
+			p.err, p.alone = err, refused(err)
+		}
+		close(p.answered)
+	}
+}
+
+var errBatchNoSpace = errors.New("the cluster is out of space")
+
+// responseTo returns the response to one request of a batch.
+func responseTo(i int, resp *clientv3.TxnResponse) *clientv3.TxnResponse {
+	inner := resp.Responses[i].GetResponseTxn()
+	return &clientv3.TxnResponse{Header: resp.Header, Succeeded: inner.Succeeded, Responses: inner.Responses}
+}
+
+// noteFailure makes the next batches smaller, if the one that has failed may have been too large for the
+// server or for the client's own limit of messages. With a limit of one there are no batches any more.
+func (b *batcher) noteFailure(requests int, err error) {
+	tooLarge := code(err) == codes.InvalidArgument || code(err) == codes.ResourceExhausted
+	if !tooLarge || errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrTooManyRequests) {
+		return
+	}
+	b.mu.Lock()
+	b.limit = max(1, min(b.limit, requests/2))
+	limit := b.limit
+	b.mu.Unlock()
+	b.logger.LogAttrs(context.Background(), slog.LevelDebug, "batch of requests refused; sending smaller batches",
+		slog.Int("requests", requests), slog.Int("limit", limit), slog.Any("error", err))
+}
+
+// abandon gives up a request whose context has ended. It returns nil if the request is answered. If all
+// requests of a batch are given up, so is the batch: it must not keep others from being sent.
+func (b *batcher) abandon(p *pending) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-p.answered:
+		return nil
+	default:
+	}
+	if p.batch == nil {
+		b.queue = slices.DeleteFunc(b.queue, func(other *pending) bool { return other == p })
+		return notSentError{p.ctx.Err()}
+	}
+	p.batch.waiting--
+	if p.batch.waiting == 0 && p.batch.cancel != nil {
+		p.batch.cancel()
+	}
+	return p.ctx.Err()
+}
+
+type commitFunc = func(txn) (*clientv3.TxnResponse, error)
+
+// attempt is [Store.attempt] for a request that concerns the line of one lock. Only the first attempt may be
+// part of a batch: if it is not answered, the batch may be the reason.
+func (se *session) attempt(ctx context.Context, name string, request func(commitFunc) error) error {
+	first := true
+	return se.store.attempt(ctx, func(ctx context.Context) error {
+		inBatch := first
+		first = false
+		return request(func(t txn) (*clientv3.TxnResponse, error) {
+			if inBatch {
+				return se.batcher.commit(ctx, name, t)
+			}
+			return t.commit(ctx, se.store.cli)
+		})
+	})
+}

@@ -1,0 +1,785 @@
+package etcdstore_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+// txnGate records the transactions of a client, and holds them up while it is closed.
+type txnGate struct {
+	mu     sync.Mutex
+	closed bool
+	held   []chan struct{} // one for each transaction that is held up, the oldest first
+	sent   []*pb.TxnRequest
+}
+
+// newTxnGate returns a client and its gate, which is open.
+func newTxnGate(t *testing.T, cfg clientv3.Config) (*clientv3.Client, *txnGate) {
+	t.Helper()
+	g := &txnGate{}
+	t.Cleanup(g.open)
+	cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(g.intercept))
+	return connectWith(t, cfg), g
+}
+
+func (g *txnGate) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
+	txn, ok := req.(*pb.TxnRequest)
+	if !ok || path.Base(method) != "Txn" {
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	g.mu.Lock()
+	g.sent = append(g.sent, txn)
+	passed := make(chan struct{})
+	if g.closed {
+		g.held = append(g.held, passed)
+	} else {
+		close(passed)
+	}
+	g.mu.Unlock()
+	select {
+	case <-passed:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return invoke(ctx, method, req, reply, cc, opts...)
+}
+
+func (g *txnGate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+}
+
+// passOne lets the oldest transaction pass that is held up.
+func (g *txnGate) passOne() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.held[0])
+	g.held = g.held[1:]
+}
+
+func (g *txnGate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = false
+	for _, passed := range g.held {
+		close(passed)
+	}
+	g.held = nil
+}
+
+// awaitSent waits until n transactions have been sent in all.
+func (g *txnGate) awaitSent(t *testing.T, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d transactions are sent", n), func() bool { return len(g.all()) >= n })
+}
+
+// all returns the transactions that were sent.
+func (g *txnGate) all() []*pb.TxnRequest {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.sent)
+}
+
+// sizes returns how many requests each transaction carries.
+func sizes(txns []*pb.TxnRequest) (n []int) {
+	for _, txn := range txns {
+		n = append(n, max(1, len(nested(txn))))
+	}
+	return n
+}
+
+// nested returns the transactions in a batch; none if it is not a batch.
+func nested(txn *pb.TxnRequest) (inner []*pb.TxnRequest) {
+	if len(txn.Compare) > 0 {
+		return nil // that of a single request, which may contain others
+	}
+	for _, op := range txn.Success {
+		if t := op.GetRequestTxn(); t != nil {
+			inner = append(inner, t)
+		}
+	}
+	return inner
+}
+
+// creation is a call of [etcdstore.Batcher.Create] and its outcome.
+type creation struct {
+	key  string
+	done chan struct{}
+	resp *clientv3.TxnResponse
+	err  error
+}
+
+// create calls Create in a goroutine.
+func create(ctx context.Context, b etcdstore.Batcher, name, key, value string) *creation {
+	c := &creation{key: key, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		c.resp, c.err = b.Create(ctx, name, key, value)
+	}()
+	return c
+}
+
+// wantCreated waits for the outcome, and checks that the call has created its key at the revision of the
+// response.
+func (c *creation) wantCreated(t *testing.T) int64 {
+	t.Helper()
+	<-c.done
+	if c.err != nil {
+		t.Errorf("create %s: %v", c.key, c.err)
+		return 0
+	}
+	kvs := c.resp.Responses[len(c.resp.Responses)-1].GetResponseRange().Kvs
+	if !c.resp.Succeeded || len(kvs) != 1 || string(kvs[0].Key) != c.key || kvs[0].CreateRevision != c.resp.Header.Revision {
+		t.Errorf("create %s: got %+v, want it to have created its key", c.key, c.resp)
+	}
+	return c.resp.Header.Revision
+}
+
+// newGatedBatcher returns a batcher on a server, and the gate of its client.
+func newGatedBatcher(t *testing.T, e etcd) (etcdstore.Batcher, *txnGate) {
+	t.Helper()
+	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{e.Endpoint()}})
+	return etcdstore.NewBatcher(cli), gate
+}
+
+// fill closes the gate and makes as many requests as may be under way before others wait. The returned
+// function waits until they have succeeded.
+func fill(t *testing.T, b etcdstore.Batcher, gate *txnGate) (await func()) {
+	t.Helper()
+	gate.close()
+	var all []*creation
+	for _, key := range ownNames(t, etcdstore.MaxUnderWay) {
+		all = append(all, create(t.Context(), b, key, key, ""))
+	}
+	gate.awaitSent(t, len(all))
+	return func() {
+		t.Helper()
+		for _, c := range all {
+			c.wantCreated(t)
+		}
+	}
+}
+
+// queueUp makes a request that waits.
+func queueUp(ctx context.Context, t *testing.T, b etcdstore.Batcher, name, key, value string) *creation {
+	t.Helper()
+	n := b.Waiting()
+	c := create(ctx, b, name, key, value)
+	eventually(t, "the request waits", func() bool { return b.Waiting() == n+1 })
+	return c
+}
+
+// queueUpAll makes requests for different locks that wait.
+func queueUpAll(t *testing.T, b etcdstore.Batcher, names []string) (all []*creation) {
+	t.Helper()
+	for _, name := range names {
+		all = append(all, queueUp(t.Context(), t, b, name, name, ""))
+	}
+	return all
+}
+
+// ownNames returns n different names.
+func ownNames(t *testing.T, n int) (names []string) {
+	prefix := newName(t)
+	for i := range n {
+		names = append(names, fmt.Sprintf("%s-%03d", prefix, i))
+	}
+	return names
+}
+
+// get returns the value and the create revision of a key in the shared server; "" and zero if there is
+// none.
+func get(t *testing.T, key string) (value string, created int64) {
+	t.Helper()
+	resp, err := server(t).Client(t).Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range resp.Kvs {
+		value, created = string(kv.Value), kv.CreateRevision
+	}
+	return value, created
+}
+
+// The requests that wait are sent together when one is answered, in one transaction with one revision.
+// Each gets its own outcome, as if it had been sent alone.
+// Promise: P4
+func TestBatch_requestsThatWaitShareATransaction(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	awaitFirst := fill(t, b, gate)
+	names := ownNames(t, 20)
+	if _, err := server(t).Client(t).Put(t.Context(), names[7], "taken"); err != nil {
+		t.Fatal(err)
+	}
+	all := queueUpAll(t, b, names)
+	gate.open()
+	awaitFirst()
+	revision := all[0].wantCreated(t)
+	for i, c := range all {
+		if i != 7 {
+			if got := c.wantCreated(t); got != revision {
+				t.Errorf("%s: created at revision %d, want %d as the others of the batch", c.key, got, revision)
+			}
+			continue
+		}
+		<-c.done
+		if c.err != nil || c.resp.Succeeded || string(c.resp.Responses[0].GetResponseRange().Kvs[0].Value) != "taken" {
+			t.Errorf("create %s, which exists: got %+v, %v", c.key, c.resp, c.err)
+		}
+	}
+	sent := sizes(gate.all())
+	if len(sent) != etcdstore.MaxUnderWay+1 || sent[len(sent)-1] != 20 {
+		t.Errorf("got transactions of %v requests, want %d of 1, then one of 20", sent, etcdstore.MaxUnderWay)
+	}
+	eventually(t, "nothing is under way", func() bool { return b.UnderWay() == 0 })
+}
+
+// A request is sent at once, and alone, while few others are under way.
+// Promise: P4
+func TestBatch_aloneWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	gate.close()
+	var all []*creation
+	for n, name := range ownNames(t, etcdstore.MaxUnderWay) {
+		all = append(all, create(t.Context(), b, name, name, ""))
+		gate.awaitSent(t, n+1) // although none is answered
+	}
+	gate.open()
+	for _, c := range all {
+		c.wantCreated(t)
+	}
+}
+
+// Two requests that concern one line are never in one batch: etcd would evaluate the conditions of both
+// before the changes of either, and give them one revision.
+// Promise: P1
+func TestBatch_nameOnlyOnce(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	awaitFirst := fill(t, b, gate)
+	keys := ownNames(t, 6)
+	nameOf := func(key string) string {
+		if i := slices.Index(keys, key); i >= 1 && i <= 3 {
+			return keys[1] // three requests for one lock
+		}
+		return key
+	}
+	var all []*creation
+	for _, key := range keys {
+		all = append(all, queueUp(t.Context(), t, b, nameOf(key), key, ""))
+	}
+	gate.open()
+	awaitFirst()
+	var r []int64
+	for _, c := range all {
+		r = append(r, c.wantCreated(t))
+	}
+	if r[1] == r[2] || r[2] == r[3] || r[1] == r[3] {
+		t.Errorf("the requests of one lock have the revisions %v, want three different ones", r[1:4])
+	}
+	if r[0] != r[1] || r[1] != r[4] || r[4] != r[5] {
+		t.Errorf("got revisions %v, want the requests of different locks to share a batch", r)
+	}
+	for _, txn := range gate.all() {
+		seen := make(map[string]bool)
+		for _, inner := range nested(txn) {
+			name := nameOf(string(inner.Compare[0].Key))
+			if seen[name] {
+				t.Errorf("a batch has two requests of lock %s", name)
+			}
+			seen[name] = true
+		}
+	}
+}
+
+// If the context of a request ends before its batch is sent, the request is never sent.
+// Promise: P5
+func TestBatch_contextEndsBeforeItIsSent(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	awaitFirst := fill(t, b, gate)
+	names := ownNames(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	before := queueUp(t.Context(), t, b, names[0], names[0], "")
+	gone := queueUp(ctx, t, b, names[1], names[1], "")
+	after := queueUp(t.Context(), t, b, names[2], names[2], "")
+	cancel()
+	<-gone.done
+	if !errors.Is(gone.err, context.Canceled) || etcdstore.MaybeSent(gone.err) {
+		t.Errorf("got error %v, want Canceled, and that it was not sent", gone.err)
+	}
+	gate.open()
+	awaitFirst()
+	before.wantCreated(t)
+	after.wantCreated(t)
+	if _, created := get(t, gone.key); created != 0 {
+		t.Error("a request that was given up before it was sent was carried out")
+	}
+}
+
+// If the context of a request ends while its batch is under way, its outcome is unknown. The others get
+// theirs.
+// Promise: P5
+func TestBatch_contextEndsUnderWay(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	awaitFirst := fill(t, b, gate)
+	names := ownNames(t, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := queueUp(ctx, t, b, names[0], names[0], "")
+	stays := queueUp(t.Context(), t, b, names[1], names[1], "")
+	gate.passOne()
+	gate.awaitSent(t, etcdstore.MaxUnderWay+1)
+	cancel()
+	<-gone.done
+	if !errors.Is(gone.err, context.Canceled) || !etcdstore.MaybeSent(gone.err) {
+		t.Errorf("got error %v, want Canceled, and that it may have been sent", gone.err)
+	}
+	gate.open()
+	awaitFirst()
+	stays.wantCreated(t)
+}
+
+// A batch that all its requests have given up makes room for others, also if the server never answers.
+// Promise: P7
+func TestBatch_givenUpByAllMakesRoom(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	awaitFirst := fill(t, b, gate)
+	names := ownNames(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := []*creation{queueUp(ctx, t, b, names[0], names[0], ""), queueUp(ctx, t, b, names[1], names[1], "")}
+	gate.passOne()
+	gate.awaitSent(t, etcdstore.MaxUnderWay+1)
+	next := queueUp(t.Context(), t, b, names[2], names[2], "")
+	cancel()
+	for _, c := range gone {
+		<-c.done
+	}
+	gate.awaitSent(t, etcdstore.MaxUnderWay+2)
+	gate.open()
+	next.wantCreated(t)
+	awaitFirst()
+}
+
+// A batch is bounded in its number of requests and in its size, so that servers with default settings take
+// it.
+func TestBatch_isBounded(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	awaitFirst := fill(t, b, gate)
+	names := ownNames(t, 250)
+	var all []*creation
+	for i, name := range names {
+		value := ""
+		if i >= 100 { // the largest owners
+			value = strings.Repeat("x", 9<<10)
+		}
+		all = append(all, queueUp(t.Context(), t, b, name, name, value))
+	}
+	gate.open()
+	awaitFirst()
+	for _, c := range all {
+		c.wantCreated(t)
+	}
+	for _, txn := range gate.all() {
+		if n, size := len(nested(txn)), proto.Size(txn); n > 100 || size > 600<<10 {
+			t.Errorf("a batch has %d requests and %d bytes, want at most 100 and 600 KiB", n, size)
+		}
+	}
+	if n := b.Limit(); n != 100 {
+		t.Errorf("batches have been made smaller, to %d requests: a server has refused one", n)
+	}
+}
+
+// If a server allows fewer operations in a transaction, or smaller requests, than by default, the requests
+// of a batch that it refuses are sent one by one, and the batches that follow are smaller.
+func TestBatch_serverAllowsLess(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		flag, value string
+		least, most int // members of a batch
+	}{
+		{"--max-txn-ops=16", "", 2, 14},
+		{"--max-txn-ops=2", "", 1, 1}, // not even two: nothing waits any more
+		{"--max-request-bytes=20000", strings.Repeat("x", 2000), 2, 9},
+	} {
+		t.Run(tt.flag, func(t *testing.T) {
+			t.Parallel()
+			b, gate := newGatedBatcher(t, startEtcd(t, tt.flag))
+			for range 8 {
+				n := len(gate.all())
+				gate.close()
+				var all []*creation
+				for _, name := range ownNames(t, etcdstore.MaxUnderWay+60) {
+					all = append(all, create(t.Context(), b, name, name, tt.value))
+				}
+				eventually(t, "all requests have begun", func() bool { return b.UnderWay()+b.Waiting() == len(all) })
+				gate.awaitSent(t, n+etcdstore.MaxUnderWay)
+				gate.open()
+				for _, c := range all {
+					c.wantCreated(t)
+				}
+				eventually(t, "nothing is under way", func() bool { return b.UnderWay() == 0 })
+			}
+			if n := b.Limit(); n < tt.least || n > tt.most {
+				t.Errorf("batches have up to %d requests, want between %d and %d", n, tt.least, tt.most)
+			}
+		})
+	}
+}
+
+// An attempt that follows another is sent alone and at once: the batch may have been the reason why the first
+// was not answered.
+// Promise: P7
+func TestBatch_repeatedAttemptIsAlone(t *testing.T) {
+	t.Parallel()
+	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	name := newName(t)
+	leave := etcdstore.BatcherOf(se).Occupy() // so a request that may be part of a batch is not sent
+	resp, err := etcdstore.AttemptCreate(t.Context(), se, name, name, errLost)
+	if err != nil || !resp.Succeeded {
+		t.Errorf("second attempt: got %+v, %v", resp, err)
+	}
+	leave()
+}
+
+// If one request of a batch is refused, the others are not.
+// Promise: P5
+func TestBatch_refusalOfOneSparesTheOthers(t *testing.T) {
+	t.Parallel()
+	e := startEtcdWithAuth(t)
+	cli, gate := newTxnGate(t, clientv3.Config{
+		Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
+	})
+	b := etcdstore.NewBatcher(cli)
+	gate.close()
+	var first []*creation
+	for _, name := range ownNames(t, etcdstore.MaxUnderWay) {
+		first = append(first, create(t.Context(), b, name, "app/"+name, ""))
+	}
+	gate.awaitSent(t, len(first))
+	var allowed []*creation
+	for _, name := range ownNames(t, 5) {
+		allowed = append(allowed, queueUp(t.Context(), t, b, name, "app/"+name, ""))
+	}
+	denied := queueUp(t.Context(), t, b, "denied", "elsewhere", "")
+	gate.open()
+	for _, c := range append(first, allowed...) {
+		c.wantCreated(t)
+	}
+	<-denied.done
+	if !errors.Is(denied.err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("got error %v, want ErrPermissionDenied", denied.err)
+	}
+	if n := b.Limit(); n != 100 {
+		t.Errorf("batches have been made smaller, to %d requests, want as before", n)
+	}
+}
+
+// A joining is a call of Enqueue and its outcome.
+type joining struct {
+	name  string
+	done  chan struct{}
+	entry *testEntry
+	err   error
+}
+
+// joinTogether makes calls of Enqueue, for the names in their order, that wait until leave is called. On a
+// busy machine some may have made their first attempt alone by then.
+func joinTogether(ctx context.Context, t *testing.T, se store.Session, names []string) (all []*joining, leave func()) {
+	t.Helper()
+	b := etcdstore.BatcherOf(se)
+	leave = b.Occupy()
+	var returned atomic.Bool
+	for _, name := range names {
+		n, j := b.Waiting(), &joining{name: name, done: make(chan struct{})}
+		go func() {
+			defer close(j.done)
+			j.entry, j.err = tryEnqueue(ctx, se, name, false)
+			returned.Store(true)
+		}()
+		eventually(t, "the request waits", func() bool { return b.Waiting() > n || returned.Load() })
+		all = append(all, j)
+	}
+	return all, leave
+}
+
+// batchCatcher handles the batches of a client in place of the gRPC client, and passes other requests.
+type batchCatcher struct {
+	caught atomic.Int32
+	// handle gets the batch and the function that sends it.
+	handle func(ctx context.Context, batch *pb.TxnRequest, send func() (*pb.TxnResponse, error)) error
+}
+
+func (c *batchCatcher) client(t *testing.T) *clientv3.Client {
+	t.Helper()
+	interceptor := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+		opts ...grpc.CallOption,
+	) error {
+		txn, ok := req.(*pb.TxnRequest)
+		if !ok || len(nested(txn)) == 0 {
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}
+		c.caught.Add(1)
+		return c.handle(ctx, txn, func() (*pb.TxnResponse, error) {
+			resp := &pb.TxnResponse{}
+			err := invoke(context.WithoutCancel(ctx), method, req, resp, cc)
+			return resp, err
+		})
+	}
+	return connectWith(t, clientv3.Config{
+		Endpoints: []string{server(t).Endpoint()}, DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(interceptor)},
+	})
+}
+
+// A session's two entries in one line are inserted one after the other, although they wait for a batch
+// together. If both were in one batch, both would be first.
+// Promise: P1
+func TestBatch_twoEntriesOfOneLine(t *testing.T) {
+	t.Parallel()
+	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	name := newName(t)
+	all, leave := joinTogether(t.Context(), t, se, []string{name, newName(t), name})
+	leave()
+	for _, j := range all {
+		<-j.done
+		if j.err != nil {
+			t.Fatal(j.err)
+		}
+	}
+	all[1].entry.await(t, store.Admitted)
+	first, second := all[0].entry, all[2].entry
+	one, two := <-first.standings, <-second.standings
+	if one.Order == two.Order || one.State == two.State {
+		t.Fatalf("two entries in one line: got standings %+v and %+v, want one admitted and one waiting", one, two)
+	}
+	if two.State == store.Admitted {
+		first, second = second, first
+	}
+	first.withdraw(t)
+	second.await(t, store.Admitted)
+}
+
+// A batch is carried out after its calls have returned with an error. None of its entries is inserted: each
+// names the epoch of the session that it knew.
+// Promise: P5
+// Bug: CURATOR-498
+func TestBatch_lateIsVoid(t *testing.T) {
+	t.Parallel()
+	late := make(chan func() (*pb.TxnResponse, error), 10)
+	catcher := &batchCatcher{handle: func(ctx context.Context, _ *pb.TxnRequest, send func() (*pb.TxnResponse, error)) error {
+		late <- send
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	direct, se := server(t).Client(t), openSession(t, newStore(t, catcher.client(t), ""))
+	for catcher.caught.Load() == 0 {
+		names := ownNames(t, 3)
+		ctx, cancel := context.WithCancel(t.Context())
+		all, leave := joinTogether(ctx, t, se, names)
+		leave()
+		eventually(t, "the batch is sent, or the calls have returned", func() bool {
+			return catcher.caught.Load() > 0 || etcdstore.BatcherOf(se).UnderWay() == 0
+		})
+		cancel()
+		for _, j := range all {
+			if <-j.done; j.err == nil {
+				j.entry.withdraw(t)
+			}
+		}
+		if catcher.caught.Load() == 0 {
+			continue
+		}
+		eventually(t, "the epoch key is written", func() bool { return epochVersion(t, direct, se) > 0 })
+		resp, err := (<-late)()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, inner := range resp.Responses {
+			if inner.GetResponseTxn().Succeeded {
+				t.Errorf("a late batch has inserted an entry")
+			}
+		}
+		for _, name := range names {
+			eventually(t, "no entry is left", func() bool { return !keyExists(t, direct, name) })
+		}
+	}
+}
+
+// The reply to a batch is lost. Each call repeats its own request, alone, and recognizes its entry.
+// Promise: P5
+func TestBatch_replyIsLost(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		reply error
+	}{{"connection lost", errLost}, {"out of space", rpctypes.ErrGRPCNoSpace}} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			catcher := &batchCatcher{handle: func(_ context.Context, _ *pb.TxnRequest, send func() (*pb.TxnResponse, error)) error {
+				_, err := send()
+				return cmp.Or(err, tt.reply)
+			}}
+			direct, st := server(t).Client(t), newStore(t, catcher.client(t), "")
+			times := noPollingTimes()
+			times.RetryDelay = longInterval
+			st.SetTimes(times)
+			se := openSession(t, st)
+			var all []*joining
+			for catcher.caught.Load() == 0 {
+				var leave func()
+				all, leave = joinTogether(t.Context(), t, se, ownNames(t, 3))
+				leave()
+				for _, j := range all {
+					if <-j.done; j.err != nil {
+						t.Fatalf("lock %s: %v", j.name, j.err)
+					}
+					j.entry.await(t, store.Admitted)
+					if keys := keysUnder(t, direct, j.name); len(keys) != 1 {
+						t.Errorf("got keys %q, want the entry once", keys)
+					}
+				}
+			}
+
+			// The same with the requests that delete the entries. What removed them is not known then.
+			before := catcher.caught.Load()
+			for i, err := range withdrawTogether(t, se, all) {
+				if !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
+					t.Errorf("Withdraw: got %v, want ErrNotKnown", err)
+				}
+				if keys := keysUnder(t, direct, all[i].name); len(keys) > 0 {
+					t.Errorf("Withdraw has left %q", keys)
+				}
+			}
+			if n := catcher.caught.Load() - before; n != 1 {
+				t.Errorf("the entries were deleted in %d batches, want 1", n)
+			}
+		})
+	}
+}
+
+// withdrawTogether withdraws entries in one batch. The store's RetryDelay must be long.
+func withdrawTogether(t *testing.T, se store.Session, all []*joining) (errs []error) {
+	t.Helper()
+	b, errs := etcdstore.BatcherOf(se), make([]error, len(all))
+	leave := b.Occupy()
+	var running sync.WaitGroup
+	for i, j := range all {
+		running.Go(func() { errs[i] = j.entry.Withdraw(t.Context()) })
+	}
+	eventually(t, "all requests wait", func() bool { return b.Waiting() == len(all) })
+	leave()
+	running.Wait()
+	return errs
+}
+
+// Entries are deleted in batches too. One that somebody else has removed is reported, the others are not.
+// Promise: P5
+func TestBatch_withdraw(t *testing.T) {
+	t.Parallel()
+	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}})
+	st := newStore(t, cli, "")
+	times := noPollingTimes()
+	times.RetryDelay = longInterval
+	st.SetTimes(times)
+	se := openSession(t, st)
+	var all []*joining
+	for _, name := range ownNames(t, 5) {
+		all = append(all, &joining{name: name, entry: enqueue(t, se, name)})
+	}
+	removeKeys(t, all[2].name)
+	n := len(gate.all())
+	for i, err := range withdrawTogether(t, se, all) {
+		if want := i == 2; errors.Is(err, store.ErrGone) != want || (err != nil) != want {
+			t.Errorf("Withdraw of entry %d: got %v, want ErrGone of entry 2 alone", i, err)
+		}
+		if keys := keysUnder(t, server(t).Client(t), all[i].name); len(keys) > 0 {
+			t.Errorf("Withdraw has left %q", keys)
+		}
+	}
+	if got := sizes(gate.all()[n:]); !slices.Equal(got, []int{5}) {
+		t.Errorf("got transactions of %v requests, want one of 5", got)
+	}
+}
+
+// Sessions are renewed, and sets of locks are taken, although other requests wait. A set is never part of a
+// batch, so no batch has two sets that share a name.
+// Promise: P6
+func TestBatch_doesNotDelayOthers(t *testing.T) {
+	t.Parallel()
+	st := newStore(t, server(t).Client(t), "")
+	se := openSession(t, st)
+	ctx, cancel := context.WithCancel(t.Context())
+	all, leave := joinTogether(ctx, t, se, ownNames(t, 2))
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Errorf("Confirm: %v", err)
+	}
+	set, err := tryEnqueueAll(t.Context(), st, se, false, ownNames(t, 2)...)
+	if err != nil {
+		t.Fatalf("EnqueueAll: %v", err)
+	}
+	for _, e := range set {
+		e.await(t, store.Admitted)
+	}
+	cancel()
+	for _, j := range all {
+		<-j.done
+	}
+	leave()
+}
+
+// A session that is closed ends the calls that wait for a batch.
+func TestBatch_closedSession(t *testing.T) {
+	t.Parallel()
+	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	all, leave := joinTogether(t.Context(), t, se, ownNames(t, 3))
+	if err := se.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, j := range all {
+		if <-j.done; j.err != nil && !errors.Is(j.err, store.ErrSessionLost) {
+			t.Errorf("Enqueue: got %v, want ErrSessionLost", j.err)
+		}
+	}
+	leave()
+}
+
+// If the lease is gone, all calls of the batch return that the session is lost.
+func TestBatch_leaseIsGone(t *testing.T) {
+	t.Parallel()
+	cli := server(t).Client(t)
+	se := openSession(t, newStore(t, cli, ""))
+	if _, err := cli.Revoke(t.Context(), leaseOf(t, se)); err != nil {
+		t.Fatal(err)
+	}
+	all, leave := joinTogether(t.Context(), t, se, ownNames(t, 3))
+	leave()
+	for _, j := range all {
+		if <-j.done; !errors.Is(j.err, store.ErrSessionLost) {
+			t.Errorf("Enqueue: got %v, want ErrSessionLost", j.err)
+		}
+	}
+}
