@@ -62,6 +62,7 @@ func rows() []row {
 		{target: "stile@etcd3", workload: workload.Semaphore},
 		{target: "stile@redis", workload: workload.Semaphore},
 		{target: "stile@zk3", workload: workload.Semaphore},
+		{target: "stile@etcd3", workload: workload.Batches},
 		{target: "stile@etcd3", workload: workload.Election},
 		{target: "stile@redis", workload: workload.Election},
 		{target: "stile@zk3", workload: workload.Election},

@@ -101,6 +101,7 @@ func runStile(ctx context.Context, out string, duration time.Duration) ([]judged
 		{target: "stile@etcd3", faults: "none"}, // the rule against overtaking matters most here
 		{target: "stile@etcd", workload: workload.ReadWrite, faults: "holder-pause,evict"},
 		{target: "stile@redis", workload: workload.Semaphore, faults: "holder-pause,holder-kill"},
+		{target: "stile@etcd3", workload: workload.Batches, faults: "leader-kill,holder-deaf"},
 		{target: "stile@etcd3", workload: workload.Election, faults: "leader-kill,holder-pause"},
 		{target: "stile@etcd", workload: workload.Sets, faults: "holder-kill,evict"},
 	} {

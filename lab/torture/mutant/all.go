@@ -409,6 +409,17 @@ func All() []Mutant {
 			CaughtBy: []string{verdict.RuleSucceededTwice},
 		},
 		{
+			Name:   "batch-admits-name-twice",
+			Breaks: "a batch has no lock name twice: here two entries of one client can join a line in one step",
+			Edits: []Edit{{
+				"store/etcdstore/batch.go",
+				"if names[p.name] {",
+				"if names[p.name] && false {",
+			}},
+			Cluster: "etcd", Workload: "batches", Faults: "none",
+			CaughtBy: []string{verdict.RuleNumberTwice, verdict.RuleTokenTwice},
+		},
+		{
 			Name:   "far-waiter-stays-far",
 			Breaks: "a waiter far back in the line watches the line itself when it has moved up: here the departure of the entry that it follows is lost",
 			Edits: []Edit{{

@@ -30,6 +30,8 @@ func promised(load, cluster string, faults []nemesis.Fault) []string {
 		add(!zk, verdict.ReachDowngrade)
 	case workload.Semaphore:
 		add(true, verdict.ReachSlot, verdict.ReachNumber, verdict.ReachFull)
+	case workload.Batches:
+		add(true, verdict.ReachExclusive, verdict.ReachSlot, verdict.ReachNumber, verdict.ReachFull)
 	case workload.Election:
 		add(!redlock, verdict.ReachObserved, verdict.ReachYield) // Redlock has neither tokens nor an order
 	case workload.Sets:

@@ -19,6 +19,7 @@ func TestRecipes(t *testing.T) {
 			verdict.ReachExclusive, verdict.ReachReader, verdict.ReachReaders, verdict.ReachWriterWaited, verdict.ReachDowngrade, verdict.ReachYield,
 		},
 		workload.Semaphore: {verdict.ReachSlot, verdict.ReachNumber, verdict.ReachFull},
+		workload.Batches:   {verdict.ReachSlot, verdict.ReachNumber, verdict.ReachFull, verdict.ReachExclusive},
 		workload.Election:  {verdict.ReachObserved, verdict.ReachYield},
 		workload.Sets:      {verdict.ReachTwoLocks, verdict.ReachThreeLocks, verdict.ReachSetWaited, verdict.ReachReader},
 	} {
@@ -83,6 +84,8 @@ func TestCheck(t *testing.T) {
 		{workload.ReadWrite, "stile", "zk3", true},
 		{workload.ReadWrite, "stile", "redlock3", false},
 		{workload.Semaphore, "stile", "redlock5", false},
+		{workload.Batches, "stile", "redis", true},
+		{workload.Batches, "stile", "redlock3", false},
 		{workload.Crowd, "stile", "zk3", true},
 		{workload.Crowd, "stile", "redlock3", false},
 		{workload.Crowd, "concurrency", "etcd3", false},

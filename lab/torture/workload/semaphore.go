@@ -3,7 +3,6 @@ package workload
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/stilelock/stile/lab/torture/history"
 	"github.com/stilelock/stile/lab/torture/locker"
@@ -12,10 +11,21 @@ import (
 // slots are the numbers of slots of the semaphores.
 var slots = []int{3, 2}
 
-// semaphore uses a slot of a semaphore. A slot with a number protects a resource of its own.
 func (s *sequence) semaphore(ctx context.Context) error {
-	lock := s.pickLock()
-	n := slots[slices.Index(s.locks, lock)]
+	return s.useSlot(ctx, s.rng.IntN(len(slots)))
+}
+
+// batches uses a slot of a semaphore, or one of the other locks, for a moment.
+func (s *sequence) batches(ctx context.Context) error {
+	if s.rng.IntN(3) == 0 {
+		return s.useSlot(ctx, s.rng.IntN(len(slots)))
+	}
+	return s.lockAndWork(ctx, s.locks[len(slots)+s.rng.IntN(len(s.locks)-len(slots))], 1, 0)
+}
+
+// useSlot uses a slot of a semaphore. A slot with a number protects a resource of its own.
+func (s *sequence) useSlot(ctx context.Context, i int) error {
+	lock, n := s.locks[i], slots[i]
 	client, _ := locker.ClientOf(s.locker)
 	sem := client.Semaphore(lock, n)
 	numbered := s.rng.IntN(2) == 0

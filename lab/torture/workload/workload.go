@@ -48,6 +48,9 @@ const (
 	// Semaphore: a semaphore with three slots and one with two. Each worker makes two calls at a time,
 	// half of them for a slot with a number.
 	Semaphore = "semaphore"
+	// Batches: two semaphores and 100 locks. Each worker makes 24 calls at a time with one client, so that
+	// many of its requests are under way at once.
+	Batches = "batches"
 	// Election: one election. Each worker is a candidate, which proclaims other values when it leads,
 	// and resigns or yields; and it observes who leads.
 	Election = "election"
@@ -115,7 +118,7 @@ func (c *Config) settleTimeout() time.Duration { return cmp.Or(c.SettleTimeout, 
 
 // Names returns the workloads that a run can have, which are all but Final.
 func Names() []string {
-	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Election, Sets, Once, Crowd}
+	return []string{Hot, Many, Long, Storm, Churn, Command, ReadWrite, Semaphore, Batches, Election, Sets, Once, Crowd}
 }
 
 // Check returns an error if a workload does not exist, or is not possible with that kind of locker on
@@ -128,7 +131,7 @@ func Check(workload, kind, cluster string) error {
 		return fmt.Errorf("the workload %s needs stile, not %s", workload, kind)
 	case workload == Crowd && strings.HasPrefix(cluster, "redlock"):
 		return fmt.Errorf("the workload %s is not possible on %s, which has no line", workload, cluster)
-	case (workload == ReadWrite || workload == Semaphore) && strings.HasPrefix(cluster, "redlock"):
+	case (workload == ReadWrite || workload == Semaphore || workload == Batches) && strings.HasPrefix(cluster, "redlock"):
 		return fmt.Errorf("the workload %s is not possible on %s, which has only exclusive locks", workload, cluster)
 	}
 	return nil
@@ -153,6 +156,7 @@ func plans() map[string]plan {
 		Command:   {sequences: 1, locks: 2, step: (*sequence).command},
 		ReadWrite: {sequences: 3, locks: 2, step: (*sequence).readWrite, recipe: true},
 		Semaphore: {sequences: 2, locks: len(slots), step: (*sequence).semaphore, recipe: true},
+		Batches:   {sequences: 24, locks: len(slots) + 100, step: (*sequence).batches, recipe: true},
 		Election:  {sequences: 2, locks: 1, step: (*sequence).election, recipe: true},
 		Sets:      {sequences: 2, locks: 4, step: (*sequence).several, recipe: true},
 		Once:      {sequences: 1, locks: 1, step: (*sequence).once, recipe: true},
