@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -46,13 +47,13 @@ const (
 )
 
 // A batcher sends the requests with which the entries of one session join and leave their lines. Each is a
-// transaction. While maxUnderWay transactions are under way, further requests wait. When one is answered,
-// all that wait are sent in one transaction, the batch, in which they are nested. That costs the servers and
-// this process much less than sending them one by one.
+// transaction. While maxUnderWay transactions are under way, further requests wait until one of those is
+// answered, but not longer than batchDelay. Then all that wait are sent in one transaction, the batch, in
+// which they are nested. That costs the servers and this process much less than sending them one by one.
 //
 // Three rules keep the outcome of a request what it would be alone:
 //
-//   - No lock name is in a batch twice. etcd evaluates the conditions of all requests before the changes of
+//   - No lock name is in a batch twice: a request is sent alone if another one for its lock waits. etcd evaluates the conditions of all requests before the changes of
 //     any, and gives all changes one revision: two entries of one line would have the same order.
 //   - Each request keeps its own conditions. So a batch that is carried out late does only what its requests
 //     would do if they were.
@@ -61,15 +62,21 @@ const (
 type batcher struct {
 	cli    *clientv3.Client
 	logger *slog.Logger
+	delay  time.Duration // times.batchDelay
 
 	mu       sync.Mutex
-	limit    int        // the largest number of requests in a batch; less than maxBatch after a refusal
-	underWay int        // transactions under way, single ones and batches
-	queue    []*pending // requests that wait, the oldest first; empty unless underWay is at least maxUnderWay
+	limit    int             // the largest number of requests in a batch; less than maxBatch after a refusal
+	underWay int             // transactions under way, single ones and batches
+	queue    []*pending      // requests that wait, the oldest first
+	names    map[string]bool // the names in the queue; none is there twice
+	overdue  *time.Timer     // sends a batch; running if requests wait
 }
 
-func newBatcher(cli *clientv3.Client, logger *slog.Logger) *batcher {
-	return &batcher{cli: cli, logger: logger, limit: maxBatch}
+func newBatcher(cli *clientv3.Client, delay time.Duration, logger *slog.Logger) *batcher {
+	b := &batcher{cli: cli, logger: logger, delay: delay, limit: maxBatch, names: make(map[string]bool)}
+	b.overdue = time.AfterFunc(delay, func() { b.run(b.another()) })
+	b.overdue.Stop()
+	return b
 }
 
 // pending is a request that waits for its batch, or is under way in it.
@@ -130,12 +137,17 @@ func (b *batcher) commit(ctx context.Context, name string, t txn) (*clientv3.Txn
 func (b *batcher) enter(ctx context.Context, name string, t txn) *pending {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.underWay < maxUnderWay || b.limit == 1 {
+	// Many requests for one lock, as for the slots of a semaphore, could only wait for as many batches.
+	alone := b.names[name]
+	if b.underWay < maxUnderWay || b.limit == 1 || alone {
 		b.underWay++
 		return nil
 	}
 	p := &pending{ctx: ctx, name: name, txn: t, answered: make(chan struct{})}
-	b.queue = append(b.queue, p)
+	if len(b.queue) == 0 {
+		b.overdue.Reset(b.delay)
+	}
+	b.queue, b.names[name] = append(b.queue, p), true
 	return p
 }
 
@@ -146,7 +158,7 @@ func (b *batcher) done() {
 	}
 }
 
-// run sends a batch, and others after it as long as requests wait.
+// run sends a batch, unless it is nil, and others after it as long as requests wait.
 func (b *batcher) run(next *batch) {
 	for ; next != nil; next = b.next() {
 		b.send(next)
@@ -162,31 +174,52 @@ func (b *batcher) next() *batch {
 		b.underWay--
 		return nil
 	}
-	next, names, size := &batch{}, make(map[string]bool, min(len(b.queue), b.limit)), 0
-	var rest []*pending
-	for i, p := range b.queue {
-		if names[p.name] {
-			rest = append(rest, p)
-			continue
-		}
-		size += p.txn.bytes()
-		if n := len(next.requests); n > 0 && (n == b.limit || size > maxBatchBytes) {
-			rest = append(rest, b.queue[i:]...)
+	return b.takeLocked()
+}
+
+// another returns a batch to send although none of the transactions under way is answered, or nil if no
+// request waits.
+func (b *batcher) another() *batch {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) == 0 {
+		return nil
+	}
+	b.underWay++
+	return b.takeLocked()
+}
+
+// takeLocked takes a batch from the queue, which is not empty.
+func (b *batcher) takeLocked() *batch {
+	n, size := 0, 0
+	for n < min(len(b.queue), b.limit) {
+		if size += b.queue[n].txn.bytes(); n > 0 && size > maxBatchBytes {
 			break
 		}
-		names[p.name] = true
-		p.batch = next
-		next.requests = append(next.requests, p)
+		n++
 	}
-	b.queue = rest
-	next.waiting = len(next.requests)
+	next := &batch{requests: b.queue[:n:n], waiting: n}
+	for _, p := range next.requests {
+		p.batch = next
+		delete(b.names, p.name)
+	}
+	if b.queue = b.queue[n:]; len(b.queue) > 0 {
+		b.overdue.Reset(b.delay)
+	} else {
+		b.queue = nil
+		b.overdue.Stop()
+	}
 	return next
 }
 
 // send sends a batch and answers its requests.
 func (b *batcher) send(sent *batch) {
 	first, n := sent.requests[0], len(sent.requests)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(first.ctx))
+	parent := context.Background() // the values of one context, like its trace, do not concern the other requests
+	if n == 1 {
+		parent = context.WithoutCancel(first.ctx)
+	}
+	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	b.mu.Lock()
 	sent.cancel = cancel
@@ -233,8 +266,9 @@ func responseTo(i int, resp *clientv3.TxnResponse) *clientv3.TxnResponse {
 // noteFailure makes the next batches smaller, if the one that has failed may have been too large for the
 // server or for the client's own limit of messages. With a limit of one there are no batches any more.
 func (b *batcher) noteFailure(requests int, err error) {
-	tooLarge := code(err) == codes.InvalidArgument || code(err) == codes.ResourceExhausted
-	if !tooLarge || errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrTooManyRequests) {
+	_, byEtcd := errors.AsType[rpctypes.EtcdError](err)
+	beyondMessage := code(err) == codes.ResourceExhausted && !byEtcd // by gRPC, in the client or the server
+	if !errors.Is(err, rpctypes.ErrTooManyOps) && !errors.Is(err, rpctypes.ErrRequestTooLarge) && !beyondMessage {
 		return
 	}
 	b.mu.Lock()
@@ -257,6 +291,7 @@ func (b *batcher) abandon(p *pending) error {
 	}
 	if p.batch == nil {
 		b.queue = slices.DeleteFunc(b.queue, func(other *pending) bool { return other == p })
+		delete(b.names, p.name)
 		return notSentError{p.ctx.Err()}
 	}
 	p.batch.waiting--

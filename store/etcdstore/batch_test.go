@@ -159,7 +159,7 @@ func (c *creation) wantCreated(t *testing.T) int64 {
 func newGatedBatcher(t *testing.T, e etcd) (etcdstore.Batcher, *txnGate) {
 	t.Helper()
 	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{e.Endpoint()}})
-	return etcdstore.NewBatcher(cli), gate
+	return etcdstore.NewBatcher(cli, longInterval), gate
 }
 
 // fill closes the gate and makes as many requests as may be under way before others wait. The returned
@@ -272,45 +272,52 @@ func TestBatch_aloneWaitsForNobody(t *testing.T) {
 	}
 }
 
-// Two requests that concern one line are never in one batch: etcd would evaluate the conditions of both
-// before the changes of either, and give them one revision.
+// A request that waits is sent although none of those under way is answered: another member of the cluster
+// may answer it. A server far away is not much slower than without batches.
+// Promise: P4
+func TestBatch_waitsForNobodyForLong(t *testing.T) {
+	t.Parallel()
+	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}})
+	b := etcdstore.NewBatcher(cli, etcdstore.DefaultTimes().BatchDelay)
+	awaitFirst := fill(t, b, gate)
+	var all []*creation
+	for n, name := range ownNames(t, 3) {
+		all = append(all, create(t.Context(), b, name, name, ""))
+		gate.awaitSent(t, etcdstore.MaxUnderWay+n+1)
+	}
+	gate.open()
+	awaitFirst()
+	for _, c := range all {
+		c.wantCreated(t)
+	}
+	eventually(t, "nothing is under way", func() bool { return b.UnderWay() == 0 })
+}
+
+// A request whose lock's name is in the queue already is sent alone and at once: two requests that concern
+// one line are never in one batch, and many must not wait for as many batches.
 // Promise: P1
+// Promise: P4
 func TestBatch_nameOnlyOnce(t *testing.T) {
 	t.Parallel()
 	b, gate := newGatedBatcher(t, server(t))
 	awaitFirst := fill(t, b, gate)
-	keys := ownNames(t, 6)
-	nameOf := func(key string) string {
-		if i := slices.Index(keys, key); i >= 1 && i <= 3 {
-			return keys[1] // three requests for one lock
-		}
-		return key
-	}
-	var all []*creation
-	for _, key := range keys {
-		all = append(all, queueUp(t.Context(), t, b, nameOf(key), key, ""))
+	keys := ownNames(t, 5)
+	all := []*creation{queueUp(t.Context(), t, b, keys[0], keys[0], ""), queueUp(t.Context(), t, b, "line", keys[1], "")}
+	for n, key := range keys[2:] {
+		all = append(all, create(t.Context(), b, "line", key, ""))
+		gate.awaitSent(t, etcdstore.MaxUnderWay+n+1)
 	}
 	gate.open()
 	awaitFirst()
-	var r []int64
-	for _, c := range all {
-		r = append(r, c.wantCreated(t))
+	revisions := make(map[int64]bool)
+	for _, c := range all[1:] {
+		revisions[c.wantCreated(t)] = true
 	}
-	if r[1] == r[2] || r[2] == r[3] || r[1] == r[3] {
-		t.Errorf("the requests of one lock have the revisions %v, want three different ones", r[1:4])
+	if len(revisions) != 4 {
+		t.Errorf("four requests of one lock have the revisions %v, want four different ones", revisions)
 	}
-	if r[0] != r[1] || r[1] != r[4] || r[4] != r[5] {
-		t.Errorf("got revisions %v, want the requests of different locks to share a batch", r)
-	}
-	for _, txn := range gate.all() {
-		seen := make(map[string]bool)
-		for _, inner := range nested(txn) {
-			name := nameOf(string(inner.Compare[0].Key))
-			if seen[name] {
-				t.Errorf("a batch has two requests of lock %s", name)
-			}
-			seen[name] = true
-		}
+	if sent := sizes(gate.all()); !slices.Equal(sent, []int{1, 1, 1, 1, 1, 1, 1, 2}) {
+		t.Errorf("got transactions of %v requests, want the last to be the only batch", sent)
 	}
 }
 
@@ -456,7 +463,7 @@ func TestBatch_serverAllowsLess(t *testing.T) {
 // Promise: P7
 func TestBatch_repeatedAttemptIsAlone(t *testing.T) {
 	t.Parallel()
-	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	se := openSession(t, newBatchStore(t, server(t).Client(t)))
 	name := newName(t)
 	leave := etcdstore.BatcherOf(se).Occupy() // so a request that may be part of a batch is not sent
 	resp, err := etcdstore.AttemptCreate(t.Context(), se, name, name, errLost)
@@ -474,7 +481,7 @@ func TestBatch_refusalOfOneSparesTheOthers(t *testing.T) {
 	cli, gate := newTxnGate(t, clientv3.Config{
 		Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
 	})
-	b := etcdstore.NewBatcher(cli)
+	b := etcdstore.NewBatcher(cli, longInterval)
 	gate.close()
 	var first []*creation
 	for _, name := range ownNames(t, etcdstore.MaxUnderWay) {
@@ -497,6 +504,16 @@ func TestBatch_refusalOfOneSparesTheOthers(t *testing.T) {
 	if n := b.Limit(); n != 100 {
 		t.Errorf("batches have been made smaller, to %d requests, want as before", n)
 	}
+}
+
+// newBatchStore returns a store whose requests wait for their batch until another request is answered, and
+// whose removals are not repeated while they wait.
+func newBatchStore(t *testing.T, cli *clientv3.Client) *etcdstore.Store {
+	t.Helper()
+	st, times := newStore(t, cli, ""), noPollingTimes()
+	times.BatchDelay, times.RetryDelay = longInterval, longInterval
+	st.SetTimes(times)
+	return st
 }
 
 // A joining is a call of Enqueue and its outcome.
@@ -555,12 +572,12 @@ func (c *batchCatcher) client(t *testing.T) *clientv3.Client {
 	})
 }
 
-// A session's two entries in one line are inserted one after the other, although they wait for a batch
-// together. If both were in one batch, both would be first.
+// A session's two entries in one line are inserted one after the other, although other requests are under
+// way. If both were in one batch, both would be first.
 // Promise: P1
 func TestBatch_twoEntriesOfOneLine(t *testing.T) {
 	t.Parallel()
-	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	se := openSession(t, newBatchStore(t, server(t).Client(t)))
 	name := newName(t)
 	all, leave := joinTogether(t.Context(), t, se, []string{name, newName(t), name})
 	leave()
@@ -595,7 +612,7 @@ func TestBatch_lateIsVoid(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	direct, se := server(t).Client(t), openSession(t, newStore(t, catcher.client(t), ""))
+	direct, se := server(t).Client(t), openSession(t, newBatchStore(t, catcher.client(t)))
 	for catcher.caught.Load() == 0 {
 		names := ownNames(t, 3)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -643,11 +660,7 @@ func TestBatch_replyIsLost(t *testing.T) {
 				_, err := send()
 				return cmp.Or(err, tt.reply)
 			}}
-			direct, st := server(t).Client(t), newStore(t, catcher.client(t), "")
-			times := noPollingTimes()
-			times.RetryDelay = longInterval
-			st.SetTimes(times)
-			se := openSession(t, st)
+			direct, se := server(t).Client(t), openSession(t, newBatchStore(t, catcher.client(t)))
 			var all []*joining
 			for catcher.caught.Load() == 0 {
 				var leave func()
@@ -681,7 +694,7 @@ func TestBatch_replyIsLost(t *testing.T) {
 	}
 }
 
-// withdrawTogether withdraws entries in one batch. The store's RetryDelay must be long.
+// withdrawTogether withdraws entries in one batch. The store must be from newBatchStore.
 func withdrawTogether(t *testing.T, se store.Session, all []*joining) (errs []error) {
 	t.Helper()
 	b, errs := etcdstore.BatcherOf(se), make([]error, len(all))
@@ -701,11 +714,7 @@ func withdrawTogether(t *testing.T, se store.Session, all []*joining) (errs []er
 func TestBatch_withdraw(t *testing.T) {
 	t.Parallel()
 	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}})
-	st := newStore(t, cli, "")
-	times := noPollingTimes()
-	times.RetryDelay = longInterval
-	st.SetTimes(times)
-	se := openSession(t, st)
+	se := openSession(t, newBatchStore(t, cli))
 	var all []*joining
 	for _, name := range ownNames(t, 5) {
 		all = append(all, &joining{name: name, entry: enqueue(t, se, name)})
@@ -725,12 +734,61 @@ func TestBatch_withdraw(t *testing.T) {
 	}
 }
 
+// The values of a request's context, like the trace that it belongs to, do not concern the others of its batch.
+func TestBatch_hasNoValuesOfOneContext(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	seen := make(chan any, 10)
+	catcher := &batchCatcher{handle: func(ctx context.Context, _ *pb.TxnRequest, _ func() (*pb.TxnResponse, error)) error {
+		seen <- ctx.Value(key{})
+		return errLost
+	}}
+	b := etcdstore.NewBatcher(catcher.client(t), longInterval)
+	leave := b.Occupy()
+	var all []*creation
+	for _, name := range ownNames(t, 2) {
+		all = append(all, queueUp(context.WithValue(t.Context(), key{}, name), t, b, name, name, ""))
+	}
+	leave()
+	for _, c := range all {
+		<-c.done
+	}
+	if value := <-seen; value != nil {
+		t.Errorf("the batch has the value %v from the context of a request", value)
+	}
+}
+
+// The removal of an entry waits for its batch. Meanwhile the session joins the line again, which is sent alone,
+// with another key. With the same, each request could find the other's entry.
+// Promise: P5
+func TestBatch_joinOvertakesWithdraw(t *testing.T) {
+	t.Parallel()
+	se := openSession(t, newBatchStore(t, server(t).Client(t)))
+	name := newName(t)
+	old := enqueue(t, se, name)
+	old.await(t, store.Admitted)
+	b, withdrawn := etcdstore.BatcherOf(se), make(chan error, 1)
+	leave := b.Occupy()
+	go func() { withdrawn <- old.Withdraw(t.Context()) }()
+	eventually(t, "the removal waits", func() bool { return b.Waiting() == 1 })
+	next := enqueue(t, se, name)
+	if key := next.Extensions().Key; key == old.Extensions().Key {
+		t.Errorf("both entries have the key %q", key)
+	}
+	leave()
+	if err := <-withdrawn; err != nil {
+		t.Errorf("Withdraw: %v", err)
+	}
+	next.await(t, store.Admitted)
+	next.withdraw(t)
+}
+
 // Sessions are renewed, and sets of locks are taken, although other requests wait. A set is never part of a
 // batch, so no batch has two sets that share a name.
 // Promise: P6
 func TestBatch_doesNotDelayOthers(t *testing.T) {
 	t.Parallel()
-	st := newStore(t, server(t).Client(t), "")
+	st := newBatchStore(t, server(t).Client(t))
 	se := openSession(t, st)
 	ctx, cancel := context.WithCancel(t.Context())
 	all, leave := joinTogether(ctx, t, se, ownNames(t, 2))
@@ -754,7 +812,7 @@ func TestBatch_doesNotDelayOthers(t *testing.T) {
 // A session that is closed ends the calls that wait for a batch.
 func TestBatch_closedSession(t *testing.T) {
 	t.Parallel()
-	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	se := openSession(t, newBatchStore(t, server(t).Client(t)))
 	all, leave := joinTogether(t.Context(), t, se, ownNames(t, 3))
 	if err := se.Close(t.Context()); err != nil {
 		t.Error(err)
@@ -771,7 +829,7 @@ func TestBatch_closedSession(t *testing.T) {
 func TestBatch_leaseIsGone(t *testing.T) {
 	t.Parallel()
 	cli := server(t).Client(t)
-	se := openSession(t, newStore(t, cli, ""))
+	se := openSession(t, newBatchStore(t, cli))
 	if _, err := cli.Revoke(t.Context(), leaseOf(t, se)); err != nil {
 		t.Fatal(err)
 	}

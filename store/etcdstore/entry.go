@@ -464,6 +464,9 @@ func (e *entry) Withdraw(ctx context.Context) error { return e.leave(ctx, e.dele
 func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, error)) error {
 	se := e.session
 	op := "leave the line"
+	// Until the request is answered, the entry's key is not used for another one: each request would find the
+	// key of the other.
+	defer se.reserveKey(e.key)()
 	e.line.detach(e)
 	if e.gone.Load() {
 		if e.unanswered.Load() {

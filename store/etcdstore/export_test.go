@@ -12,17 +12,23 @@ import (
 )
 
 // Times has the fields of times.
-type Times struct{ HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, RetryDelay, AnswerTimeout time.Duration }
+type Times struct {
+	HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, RetryDelay, AnswerTimeout, BatchDelay time.Duration
+}
 
 // DefaultTimes returns the times that New sets.
 func DefaultTimes() Times {
 	t := defaultTimes
-	return Times{t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.retryDelay, t.answerTimeout}
+	return Times{
+		t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.retryDelay, t.answerTimeout, t.batchDelay,
+	}
 }
 
 // SetTimes replaces the store's times. Call it before the store is used.
 func (s *Store) SetTimes(t Times) {
-	s.times = times{t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.RetryDelay, t.AnswerTimeout}
+	s.times = times{
+		t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.RetryDelay, t.AnswerTimeout, t.BatchDelay,
+	}
 }
 
 // SetSizes replaces the store's sizes. It must be called before the store is used.
@@ -110,8 +116,8 @@ const MaxUnderWay = maxUnderWay
 type Batcher struct{ *batcher }
 
 // NewBatcher returns a batcher without a session.
-func NewBatcher(cli *clientv3.Client) Batcher {
-	return Batcher{newBatcher(cli, slog.New(slog.DiscardHandler))}
+func NewBatcher(cli *clientv3.Client, delay time.Duration) Batcher {
+	return Batcher{newBatcher(cli, delay, slog.New(slog.DiscardHandler))}
 }
 
 // BatcherOf returns the batcher of a session.

@@ -42,6 +42,9 @@ type times struct {
 	// attempt has not found it. It elapses only if the reply to the attempt that deleted the entry
 	// is lost and the connection stays open.
 	answerTimeout time.Duration
+	// batchDelay is how long a request may wait for others that it is sent with; see batcher. On a network it
+	// is a small part of what a request takes.
+	batchDelay time.Duration
 }
 
 var defaultTimes = times{
@@ -52,6 +55,7 @@ var defaultTimes = times{
 	resyncInterval:  5 * time.Second,
 	retryDelay:      attempts.MinTimeout,
 	answerTimeout:   attempts.MaxTimeout,
+	batchDelay:      5 * time.Millisecond,
 }
 
 // lineWatch tracks one line for the entries that one session has in it.
@@ -100,7 +104,7 @@ func (se *session) join(e *entry) error {
 	defer w.mu.Unlock()
 	// Use the key that other clients would use, unless the session may have another entry under it.
 	e.key = se.store.keys.entry(w.name, se.lease, "")
-	if e.fresh || e.req.Mode != line.Exclusive || se.outlast || w.hasKeyLocked(e.key) {
+	if e.fresh || e.req.Mode != line.Exclusive || se.outlast || w.hasKeyLocked(e.key) || se.leaving[e.key] > 0 {
 		e.key = se.store.keys.entry(w.name, se.lease, e.current.Nonce)
 	}
 	w.mine[e] = struct{}{}
@@ -119,6 +123,20 @@ func (w *lineWatch) hasKeyLocked(key string) bool {
 		}
 	}
 	return false
+}
+
+// reserveKey keeps a key from being used for an entry until the returned function is called.
+func (se *session) reserveKey(key string) (free func()) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	se.leaving[key]++
+	return func() {
+		se.mu.Lock()
+		defer se.mu.Unlock()
+		if se.leaving[key]--; se.leaving[key] == 0 {
+			delete(se.leaving, key)
+		}
+	}
 }
 
 // markInLine marks an inserted entry as standing and delivers its standing. It reports false if

@@ -47,10 +47,11 @@ type session struct {
 	// mu is locked before the mutex of a lineWatch.
 	mu      sync.Mutex
 	lines   map[string]*lineWatch
-	epoch   epoch // the epoch key as last read
-	outlast bool  // an entry outlasts the session, or may
-	lost    bool  // life has ended, other than by Close
-	revoked bool  // the lease is known not to exist
+	leaving map[string]int // how many calls withdraw an entry with the key
+	epoch   epoch          // the epoch key as last read
+	outlast bool           // an entry outlasts the session, or may
+	lost    bool           // life has ended, other than by Close
+	revoked bool           // the lease is known not to exist
 }
 
 func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.SessionOptions) *session {
@@ -62,7 +63,8 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		leases: clientv3.RetryLeaseClient(s.cli),
 		lines:  make(map[string]*lineWatch),
 
-		batcher: newBatcher(s.cli, s.logger),
+		leaving: make(map[string]int),
+		batcher: newBatcher(s.cli, s.times.batchDelay, s.logger),
 		cluster: granted.ResponseHeader.GetClusterId(),
 	}
 	se.seenRevision.Store(granted.ResponseHeader.GetRevision())

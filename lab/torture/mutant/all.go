@@ -413,8 +413,8 @@ func All() []Mutant {
 			Breaks: "a batch has no lock name twice: here two entries of one client can join a line in one step",
 			Edits: []Edit{{
 				"store/etcdstore/batch.go",
-				"if names[p.name] {",
-				"if names[p.name] && false {",
+				"alone := b.names[name]",
+				"alone := false",
 			}},
 			Cluster: "etcd", Workload: "batches", Faults: "none",
 			CaughtBy: []string{verdict.RuleNumberTwice, verdict.RuleTokenTwice},
