@@ -1,8 +1,10 @@
 package etcdstore_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -350,6 +352,50 @@ func TestEnqueue_abortInFullCluster(t *testing.T) {
 	}
 	intercept.Store(nil)
 	eventually(t, "the entry is deleted", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
+}
+
+// The cluster runs out of space with the request that inserts an entry: it carries the request out, and replies that
+// it is out of space. The caller has not got the lock, and the entry is deleted.
+// Promise: P5
+func TestEnqueue_usesUpTheSpace(t *testing.T) {
+	t.Parallel()
+	names := []string{newName(t), newName(t)}
+	for _, tt := range []struct {
+		name string
+		join func(st *etcdstore.Store, se store.Session) error
+	}{
+		{"one lock", func(_ *etcdstore.Store, se store.Session) error {
+			_, err := tryEnqueue(t.Context(), se, names[0], false)
+			return err
+		}},
+		{"several locks", func(st *etcdstore.Store, se store.Session) error {
+			_, err := tryEnqueueAll(t.Context(), st, se, false, names...)
+			return err
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cli, intercept := interceptedClientAt(t, server(t).Endpoint())
+			st, direct := newStore(t, cli, ""), server(t).Client(t)
+			se := openSession(t, st)
+			f := handler(func(_ context.Context, method string, send func() error) error {
+				if path.Base(method) == "Txn" {
+					intercept.Store(nil)
+					return cmp.Or(send(), rpctypes.ErrGRPCNoSpace)
+				}
+				return send()
+			})
+			intercept.Store(&f)
+			if err := tt.join(st, se); !errors.Is(err, rpctypes.ErrNoSpace) {
+				t.Fatalf("got %v, want ErrNoSpace", err)
+			}
+			for _, name := range names {
+				eventually(t, "the entry is deleted", func() bool { return len(keysUnder(t, direct, name)) == 0 })
+			}
+			if n := epochVersion(t, direct, se); n != 0 {
+				t.Errorf("the epoch key was written %d times: it voids other requests of the session", n)
+			}
+		})
+	}
 }
 
 func TestLine_foreignKeys(t *testing.T) {

@@ -105,12 +105,6 @@ type notSentError struct{ error }
 
 func (e notSentError) Unwrap() error { return e.error }
 
-// outcomeUnknown reports whether a request that failed with err may have been carried out, or may be later.
-func outcomeUnknown(err error) bool {
-	_, notSent := errors.AsType[notSentError](err)
-	return !notSent && !refused(err)
-}
-
 // commit sends a request that concerns the line of one lock, alone or in a batch. If ctx ends before the
 // answer, outcomeUnknown tells by the error whether the request may have been sent.
 func (b *batcher) commit(ctx context.Context, name string, t txn) (*clientv3.TxnResponse, error) {

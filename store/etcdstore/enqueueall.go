@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
@@ -50,7 +51,7 @@ func (s *Store) enqueueAll(ctx context.Context, opened store.Session, reqs []sto
 	defer cancel()
 
 	results, err := set.insert(bounded)
-	mayBeIn := err == nil || set[0].inDoubt.Load()
+	mayBeIn := err == nil || set[0].inDoubt.Load() || errors.Is(err, rpctypes.ErrNoSpace)
 	if err == nil {
 		err = set.markInLine(results)
 	}
@@ -228,7 +229,7 @@ func (set entrySet) each(find func(int, *entry) (a insertion, there bool, err er
 	return all, nil
 }
 
-// abort deletes the entries and voids attempts that are still in flight. It returns when that is done, or
+// abort deletes the entries and voids the attempts that are still in flight, if any. It returns when that is done, or
 // when ctx ends; then it continues in the background.
 func (set entrySet) abort(ctx context.Context) {
 	se := set[0].session
@@ -241,7 +242,11 @@ func (set entrySet) abort(ctx context.Context) {
 	done := make(chan struct{})
 	se.life.Start(func() {
 		defer close(done)
-		se.abortInsert(strings.Join(names, ", "), nil, deletes...)
+		if set[0].inDoubt.Load() {
+			se.abortInsert(strings.Join(names, ", "), nil, deletes...)
+		} else {
+			se.deleteInserted(nil, deletes...)
+		}
 	})
 	select {
 	case <-done:

@@ -136,8 +136,11 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	}
 	if err != nil {
 		e.line.detach(e)
-		if e.inDoubt.Load() {
+		switch {
+		case e.inDoubt.Load():
 			se.life.Start(e.abortEnqueue)
+		case errors.Is(err, rpctypes.ErrNoSpace):
+			se.life.Start(e.deleteInserted)
 		}
 		if _, held := errors.AsType[*store.HeldError](err); held {
 			return nil, err
@@ -435,15 +438,26 @@ func (se *session) abortInsert(names string, conditions []clientv3.Cmp, deletes 
 			_ = se.endExpired()
 		case se.life.Err() == nil:
 			if errors.Is(err, rpctypes.ErrNoSpace) {
-				// Deleting needs no space, and attempts in flight fail for want of it. The epoch key is written later.
-				_ = se.store.attempt(life, func(ctx context.Context) error {
-					_, err := se.store.cli.Txn(ctx).If(conditions...).Then(deletes...).Commit()
-					return err
-				})
+				se.deleteInserted(conditions, deletes...) // attempts in flight fail now; the epoch key is written later
 			}
 			se.store.logger.LogAttrs(life, slog.LevelWarn, "could not remove the entry of a failed request; retrying",
 				slog.String("lock", names), slog.Any("error", err))
 		}
+		return err
+	})
+}
+
+// deleteInserted deletes the entry, if it was inserted and no attempt is in flight.
+func (e *entry) deleteInserted() {
+	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
+	e.session.deleteInserted([]clientv3.Cmp{mine}, clientv3.OpDelete(e.key))
+}
+
+// deleteInserted deletes entries, if the conditions hold. That needs no space in the cluster.
+func (se *session) deleteInserted(conditions []clientv3.Cmp, deletes ...clientv3.Op) {
+	life := se.life.Context()
+	_ = se.store.attempt(life, func(ctx context.Context) error {
+		_, err := se.store.cli.Txn(ctx).If(conditions...).Then(deletes...).Commit()
 		return err
 	})
 }

@@ -36,7 +36,7 @@ const examineTimeout = attempts.MaxDuration
 // oldestSupported is the oldest version that docs/stores.md allows; bugs has more for the lines after it.
 var oldestSupported = examine.Version{3, 5, 24}
 
-// bugs are the bugs of etcd that concern locks. GHSA-xg4h-6gfc-h4m8 matters only with authentication on.
+// bugs are the bugs of etcd that concern locks. Those without a promise matter only with authentication on.
 var bugs = []examine.Bug{
 	{
 		Fixed: []examine.Version{{3, 5, 3}, {3, 6, 0}}, Promise: "P1",
@@ -57,6 +57,18 @@ var bugs = []examine.Bug{
 	{
 		Fixed: []examine.Version{{3, 5, 24}, {3, 6, 6}}, Promise: "P7",
 		What: "watches may miss events", Source: "docs/stores.md",
+	},
+	{
+		Fixed: []examine.Version{{3, 5, 28}, {3, 6, 9}},
+		What:  "if authentication is on, users may read and write all keys, with nested transactions", Source: "GHSA-rfx7-8w68-q57q",
+	},
+	{
+		Fixed: []examine.Version{{3, 5, 28}, {3, 6, 9}},
+		What:  "if authentication is on, leases can be revoked without it", Source: "CVE-2026-33413",
+	},
+	{
+		Fixed: []examine.Version{{3, 5, 30}, {3, 6, 11}},
+		What:  "if authentication is on, users may attach keys to leases of others", Source: "GHSA-x35m-3gp4-4fh5",
 	},
 	{
 		Fixed: []examine.Version{{3, 5, 33}, {3, 6, 14}, {3, 7, 1}},

@@ -116,5 +116,5 @@ func (e *entry) replaceBy(ctx context.Context, next *entry) (insertion, error) {
 // gone, no attempt still in flight can put the new one, so that is deleted afterwards.
 func (e *entry) abortRequeue(next *entry) {
 	e.leaveInBackground(e.deleteKey)
-	next.abortEnqueue()
+	next.deleteInserted()
 }

@@ -45,6 +45,9 @@ func endedBy(ctx context.Context, err error) error {
 // refused reports whether err is a definite reply: the request was not carried out, and repeating
 // it would not help. After any other error the request may have been carried out, and another
 // attempt may succeed.
+//
+// There is one exception: the request that uses up the last space is carried out, and refused with
+// ErrNoSpace like those after it (quotaApplierV3 in etcd's server).
 func refused(err error) bool {
 	switch code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.OutOfRange, codes.Unimplemented,
@@ -58,6 +61,12 @@ func refused(err error) bool {
 	default:
 		return false
 	}
+}
+
+// outcomeUnknown reports whether a request that failed with err may still be carried out, or may have been.
+func outcomeUnknown(err error) bool {
+	_, notSent := errors.AsType[notSentError](err)
+	return !notSent && !refused(err)
 }
 
 // code returns the gRPC code of err, in either of the forms in which the etcd client returns
