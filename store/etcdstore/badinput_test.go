@@ -355,7 +355,7 @@ func TestEnqueue_abortInFullCluster(t *testing.T) {
 }
 
 // The cluster runs out of space with the request that inserts an entry: it carries the request out, and replies that
-// it is out of space. The caller has not got the lock, and the entry is deleted.
+// it is out of space. The caller has not got the lock, and the entry is deleted, also if that is refused at first.
 // Promise: P5
 func TestEnqueue_usesUpTheSpace(t *testing.T) {
 	t.Parallel()
@@ -377,12 +377,17 @@ func TestEnqueue_usesUpTheSpace(t *testing.T) {
 			cli, intercept := interceptedClientAt(t, server(t).Endpoint())
 			st, direct := newStore(t, cli, ""), server(t).Client(t)
 			se := openSession(t, st)
+			var sent atomic.Int32
 			f := handler(func(_ context.Context, method string, send func() error) error {
-				if path.Base(method) == "Txn" {
-					intercept.Store(nil)
+				switch {
+				case path.Base(method) != "Txn":
+					return send()
+				case sent.Add(1) == 1:
 					return cmp.Or(send(), rpctypes.ErrGRPCNoSpace)
+				default:
+					intercept.Store(nil)
+					return rpctypes.ErrGRPCPermissionDenied
 				}
-				return send()
 			})
 			intercept.Store(&f)
 			if err := tt.join(st, se); !errors.Is(err, rpctypes.ErrNoSpace) {

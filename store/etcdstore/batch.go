@@ -34,12 +34,12 @@ func (t txn) bytes() int {
 }
 
 const (
-	// maxUnderWay is how many transactions may be under way before the next ones wait. The time that a
-	// transaction takes is mostly that of the network and the disks, and few clients gain nothing by waiting
-	// for a batch. With more, the processors are the limit, and batches relieve them.
+	// maxUnderWay is how many transactions may be under way before the next ones wait. While they are few,
+	// most of their time is that of the network and the disks, and waiting for a batch would gain nothing.
+	// With more, the processors are the limit, and batches relieve them.
 	maxUnderWay = 4
 	// maxBatch is the largest number of requests in a batch. A server allows 128 operations by default
-	// (--max-txn-ops). The requests count, and so do the operations of the largest one, which has up to four.
+	// (--max-txn-ops). It counts the requests and the operations of the largest one: at most 104.
 	maxBatch = 100
 	// maxBatchBytes is about the largest size of a batch. A server allows requests of 1.5 MiB by default
 	// (--max-request-bytes).
@@ -53,12 +53,13 @@ const (
 //
 // Three rules keep the outcome of a request what it would be alone:
 //
-//   - No lock name is in a batch twice: a request is sent alone if another one for its lock waits. etcd evaluates the conditions of all requests before the changes of
-//     any, and gives all changes one revision: two entries of one line would have the same order.
-//   - Each request keeps its own conditions. So a batch that is carried out late does only what its requests
-//     would do if they were.
-//   - If a batch fails, its requests are sent one by one. If it was refused, that is part of the same
-//     attempt; otherwise its outcome is unknown, and each request is repeated as if it had been sent alone.
+//   - No lock name is in a batch twice: a request is sent alone if another one for its lock waits. etcd
+//     evaluates the conditions of all requests before the changes of any, and gives all changes one revision:
+//     two entries of one line would have the same order.
+//   - Each request keeps its own conditions. So a late batch does no more than its requests would do if each
+//     were late.
+//   - If the batch was refused, the same attempt sends each request alone. Otherwise, if the batch has failed,
+//     the outcome is unknown: the attempt fails, and the next one is sent alone.
 type batcher struct {
 	cli    *clientv3.Client
 	logger *slog.Logger
@@ -74,7 +75,11 @@ type batcher struct {
 
 func newBatcher(cli *clientv3.Client, delay time.Duration, logger *slog.Logger) *batcher {
 	b := &batcher{cli: cli, logger: logger, delay: delay, limit: maxBatch, names: make(map[string]bool)}
-	b.overdue = time.AfterFunc(delay, func() { b.run(b.another()) })
+	b.overdue = time.AfterFunc(delay, func() {
+		for next := b.another(); next != nil; next = b.another() {
+			go b.run(next)
+		}
+	})
 	b.overdue.Stop()
 	return b
 }
@@ -100,7 +105,7 @@ type batch struct {
 	cancel   context.CancelFunc // guarded by the batcher's mutex; nil before the batch is sent
 }
 
-// notSentError is the end of a context before the request was sent.
+// notSentError says that the context ended before the request was sent.
 type notSentError struct{ error }
 
 func (e notSentError) Unwrap() error { return e.error }
@@ -131,7 +136,7 @@ func (b *batcher) commit(ctx context.Context, name string, t txn) (*clientv3.Txn
 func (b *batcher) enter(ctx context.Context, name string, t txn) *pending {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Many requests for one lock, as for the slots of a semaphore, could only wait for as many batches.
+	// Requests for one lock, like those for the slots of a semaphore, would need a batch each, one after the other.
 	alone := b.names[name]
 	if b.underWay < maxUnderWay || b.limit == 1 || alone {
 		b.underWay++
@@ -160,11 +165,11 @@ func (b *batcher) run(next *batch) {
 }
 
 // next is called when a transaction is answered. It returns the batch to send in its place, or nil if no
-// request waits.
+// request waits or more than maxUnderWay transactions are still under way.
 func (b *batcher) next() *batch {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.queue) == 0 {
+	if len(b.queue) == 0 || b.underWay > maxUnderWay {
 		b.underWay--
 		return nil
 	}
@@ -239,8 +244,8 @@ func (b *batcher) send(sent *batch) {
 		case err == nil:
 			p.resp = responseTo(i, resp)
 		case errors.Is(err, rpctypes.ErrNoSpace):
-			// A server that finds itself out of space when it applies a transaction with puts applies it, and
-			// replies with this error. To a request that only deletes it would not.
+			// A server that runs out of space while it applies a transaction carries it out, and still replies
+			// with this error. A deletion that is sent alone never gets it.
 			p.err = errBatchNoSpace
 		default:
 			p.err, p.alone = err, refused(err)

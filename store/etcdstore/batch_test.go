@@ -694,6 +694,51 @@ func TestBatch_replyIsLost(t *testing.T) {
 	}
 }
 
+// The cluster is full. The calls of a batch fail, and each makes sure once that its entry is not there. Nothing is
+// tried again and again until there is space: callers that retry would pile that up.
+func TestBatch_clusterIsFull(t *testing.T) {
+	t.Parallel()
+	var puts, deletes atomic.Int32
+	interceptor := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+		opts ...grpc.CallOption,
+	) error {
+		switch txn, ok := req.(*pb.TxnRequest); {
+		case !ok:
+		case hasPut(txn):
+			puts.Add(1)
+			return rpctypes.ErrGRPCNoSpace
+		default:
+			deletes.Add(1)
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	cli := connectWith(t, clientv3.Config{
+		Endpoints: []string{server(t).Endpoint()}, DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(interceptor)},
+	})
+	se := openSession(t, newBatchStore(t, cli))
+	all, leave := joinTogether(t.Context(), t, se, ownNames(t, 3))
+	leave()
+	for _, j := range all {
+		if <-j.done; !errors.Is(j.err, rpctypes.ErrNoSpace) {
+			t.Errorf("Enqueue: got %v, want ErrNoSpace", j.err)
+		}
+	}
+	if err := se.Close(t.Context()); err != nil { // waits for what was started in the background
+		t.Error(err)
+	}
+	if p, d := puts.Load(), deletes.Load(); p > 4 || d > 3 {
+		t.Errorf("got %d requests with puts and %d with deletions, want one batch, and one of each for each call", p, d)
+	}
+}
+
+// hasPut reports whether a transaction may put a key.
+func hasPut(txn *pb.TxnRequest) bool {
+	return slices.ContainsFunc(txn.Success, func(op *pb.RequestOp) bool {
+		inner := op.GetRequestTxn()
+		return op.GetRequestPut() != nil || inner != nil && hasPut(inner)
+	})
+}
+
 // withdrawTogether withdraws entries in one batch. The store must be from newBatchStore.
 func withdrawTogether(t *testing.T, se store.Session, all []*joining) (errs []error) {
 	t.Helper()

@@ -85,8 +85,7 @@
 // entries of different lines may have the same order, which is the revision of the transaction. Entries of
 // one line never have: a batch has no name twice. A server that allows fewer than a hundred operations in a
 // transaction, or smaller requests, refuses some batches; their requests are then sent one by one, and the
-// next batches are smaller. Other requests are never part of a batch. Those that take several locks in one
-// step are among them.
+// next batches are smaller. Other requests, like that of EnqueueAll, are never part of a batch.
 //
 // # Watching
 //

@@ -245,7 +245,7 @@ func (set entrySet) abort(ctx context.Context) {
 		if set[0].inDoubt.Load() {
 			se.abortInsert(strings.Join(names, ", "), nil, deletes...)
 		} else {
-			se.deleteInserted(nil, deletes...)
+			se.deleteInserted(strings.Join(names, ", "), nil, deletes...)
 		}
 	})
 	select {

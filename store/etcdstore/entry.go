@@ -34,6 +34,8 @@ type entry struct {
 
 	// inDoubt is set if an attempt to insert the entry was given up: it may be carried out later.
 	inDoubt atomic.Bool
+	// mayBeIn is set if an attempt was answered that the cluster is out of space, and may have been carried out.
+	mayBeIn atomic.Bool
 	// unanswered is set if a request that deletes the entry, or lets it outlast the session, was
 	// not answered.
 	unanswered atomic.Bool
@@ -139,7 +141,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		switch {
 		case e.inDoubt.Load():
 			se.life.Start(e.abortEnqueue)
-		case errors.Is(err, rpctypes.ErrNoSpace):
+		case e.mayBeIn.Load():
 			se.life.Start(e.deleteInserted)
 		}
 		if _, held := errors.AsType[*store.HeldError](err); held {
@@ -227,8 +229,11 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 		var resp *clientv3.TxnResponse
 		before := e.session.seenRevision.Load()
 		err := e.session.attempt(ctx, e.req.Name, func(commit commitFunc) (err error) {
-			resp, err = commit(e.insertTxn(ifEmpty, n > 0 || e.inDoubt.Load()))
-			if err != nil && outcomeUnknown(err) {
+			resp, err = commit(e.insertTxn(ifEmpty, n > 0 || e.inDoubt.Load() || e.mayBeIn.Load()))
+			switch {
+			case errors.Is(err, rpctypes.ErrNoSpace), errors.Is(err, errBatchNoSpace):
+				e.mayBeIn.Store(true)
+			case err != nil && outcomeUnknown(err):
 				e.inDoubt.Store(true)
 			}
 			return err
@@ -254,8 +259,8 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 //	otherwise: if the entry is not there    put the entry, and read the line; for a slot, the limit too
 //	           else, if explain is set      read the entry and the epoch key
 //
-// Neither puts the entry if the epoch key has changed. The first attempt is not to explain why it has failed,
-// because it hardly ever fails, and the reads would make it larger.
+// Neither puts the entry if the epoch key has changed. The first attempt does not read why it has
+// failed: it hardly ever fails, and the reads would make it larger.
 func (e *entry) insertTxn(ifEmpty, explain bool) txn {
 	from, end := e.session.store.keys.entries(e.req.Name)
 	epoch := e.session.epochKey()
@@ -438,10 +443,9 @@ func (se *session) abortInsert(names string, conditions []clientv3.Cmp, deletes 
 			_ = se.endExpired()
 		case se.life.Err() == nil:
 			if errors.Is(err, rpctypes.ErrNoSpace) {
-				se.deleteInserted(conditions, deletes...) // attempts in flight fail now; the epoch key is written later
+				_ = se.deleteOnce(life, conditions, deletes...) // attempts in flight fail now; the epoch key is written later
 			}
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "could not remove the entry of a failed request; retrying",
-				slog.String("lock", names), slog.Any("error", err))
+			se.logNotRemoved(names, err)
 		}
 		return err
 	})
@@ -450,16 +454,32 @@ func (se *session) abortInsert(names string, conditions []clientv3.Cmp, deletes 
 // deleteInserted deletes the entry, if it was inserted and no attempt is in flight.
 func (e *entry) deleteInserted() {
 	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
-	e.session.deleteInserted([]clientv3.Cmp{mine}, clientv3.OpDelete(e.key))
+	e.session.deleteInserted(e.req.Name, []clientv3.Cmp{mine}, clientv3.OpDelete(e.key))
 }
 
-// deleteInserted deletes entries, if the conditions hold. That needs no space in the cluster.
-func (se *session) deleteInserted(conditions []clientv3.Cmp, deletes ...clientv3.Op) {
+// deleteInserted deletes entries, if the conditions hold. It retries until it succeeds or the session has ended.
+func (se *session) deleteInserted(names string, conditions []clientv3.Cmp, deletes ...clientv3.Op) {
 	life := se.life.Context()
-	_ = se.store.attempt(life, func(ctx context.Context) error {
+	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
+		err := se.deleteOnce(life, conditions, deletes...)
+		if err != nil && se.life.Err() == nil {
+			se.logNotRemoved(names, err)
+		}
+		return err
+	})
+}
+
+// deleteOnce deletes entries, if the conditions hold, unless the servers refuse that. It needs no space.
+func (se *session) deleteOnce(ctx context.Context, conditions []clientv3.Cmp, deletes ...clientv3.Op) error {
+	return se.store.attempt(ctx, func(ctx context.Context) error {
 		_, err := se.store.cli.Txn(ctx).If(conditions...).Then(deletes...).Commit()
 		return err
 	})
+}
+
+func (se *session) logNotRemoved(names string, err error) {
+	se.store.logger.LogAttrs(se.life.Context(), slog.LevelWarn, "could not remove the entry of a failed request; retrying",
+		slog.String("lock", names), slog.Any("error", err))
 }
 
 // Extensions implements [store.Ticket].
@@ -478,8 +498,8 @@ func (e *entry) Withdraw(ctx context.Context) error { return e.leave(ctx, e.dele
 func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, error)) error {
 	se := e.session
 	op := "leave the line"
-	// Until the request is answered, the entry's key is not used for another one: each request would find the
-	// key of the other.
+	// Until the removal is answered, no other entry gets this key. Otherwise a join that overtakes it would find
+	// the old key, and have to remove it first.
 	defer se.reserveKey(e.key)()
 	e.line.detach(e)
 	if e.gone.Load() {

@@ -42,8 +42,8 @@ type times struct {
 	// attempt has not found it. It elapses only if the reply to the attempt that deleted the entry
 	// is lost and the connection stays open.
 	answerTimeout time.Duration
-	// batchDelay is how long a request may wait for others that it is sent with; see batcher. On a network it
-	// is a small part of what a request takes.
+	// batchDelay is how long a request may wait for others that it is sent with; see batcher. It bounds what
+	// batches add to the time of a request.
 	batchDelay time.Duration
 }
 

@@ -33,7 +33,7 @@ func removeTxn(key string, created int64, rest ...clientv3.Op) txn {
 
 type removeFunc = func(context.Context) (*clientv3.TxnResponse, error)
 
-// removeBy is remove with the functions that make the first attempt and the others.
+// removeBy is remove, with one function for the first attempt and one for the others.
 func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (removal, error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
