@@ -69,7 +69,7 @@ func (t *tenure) pin() {
 // replacementLocked returns a tenure whose entry is to replace that of t, for the next place. It returns nil if
 // there is no such place, or the store cannot replace entries.
 func (t *tenure) replacementLocked() *tenure {
-	if t.ticket.Extensions().Requeue == nil || t.successorLocked() == nil {
+	if !t.queue.client.caps.Requeue || t.successorLocked() == nil {
 		return nil
 	}
 	return newTenure(t.queue, t.mode, t.queue.client.opts.Owner)

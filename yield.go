@@ -98,7 +98,7 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 	p.mode = t.mode
 	last := h.giveBackLocked()
 	// The entry of a downgraded hold would be requeued in the mode that it joined the line with.
-	requeues := last && p.mode == h.acquiredMode && q.admittedCount == len(q.line) && call.ctx.Err() == nil && t.ticket.Extensions().Requeue != nil
+	requeues := last && p.mode == h.acquiredMode && q.admittedCount == len(q.line) && call.ctx.Err() == nil && q.client.caps.Requeue
 	q.line = append(q.line, p)
 	if requeues {
 		p.tenure = newTenure(q, p.mode, p.owner)
@@ -123,7 +123,7 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 		case last:
 			ctx, cancel := withGrace(ctx)
 			defer cancel()
-			t.unsubscribe()
+			t.session.Unsubscribe(t)
 			err = t.ticket.Withdraw(ctx)
 		}
 		if !requeues {
