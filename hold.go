@@ -431,7 +431,7 @@ func (h *Hold) startRelease(handsOver bool) (*releasing, error) {
 	q.mu.Unlock()
 
 	if r.last {
-		t.unsubscribe()
+		t.session.Unsubscribe(t)
 	}
 	return r, nil
 }

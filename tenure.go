@@ -43,18 +43,17 @@ type tenure struct {
 	waits       []store.Wait // what holders of this lock have been waiting for, the oldest wait first
 	publication publication
 
-	prepared     bool // holds can be lent
-	turn         int  // how many holds were lent before, one after another
-	pinned       bool // there are no more turns: see pin
-	downgraded   bool // the store has confirmed that the entry has become shared
-	order        uint64
-	isAdmitted   bool     // admitted is closed
-	users        int      // places that wait for the tenure or hold the lock with it
-	holds        []*Hold  // lent, and neither returned nor lost
-	over         bool     // nothing is lent any more: lost, or without users
-	loss         error    // set if it was lost
-	cancelOnLoss func()   // unsubscribes from the session
-	sharing      *sharing // nil if the tenure has one user only
+	prepared   bool // holds can be lent
+	turn       int  // how many holds were lent before, one after another
+	pinned     bool // there are no more turns: see pin
+	downgraded bool // the store has confirmed that the entry has become shared
+	order      uint64
+	isAdmitted bool     // admitted is closed
+	users      int      // places that wait for the tenure or hold the lock with it
+	holds      []*Hold  // lent, and neither returned nor lost
+	over       bool     // nothing is lent any more: lost, or without users
+	loss       error    // set if it was lost
+	sharing    *sharing // nil if the tenure has one user only
 
 	contended     bool     // a waiter was seen, in the queue or behind the entry
 	waitersBehind bool     // a waiter was seen behind the entry
@@ -72,7 +71,7 @@ var (
 
 func newTenure(q *queue, mode line.Mode, owner Owner) *tenure {
 	return &tenure{
-		queue: q, mode: mode, owner: owner, users: 1, cancelOnLoss: func() {},
+		queue: q, mode: mode, owner: owner, users: 1,
 		admitted: make(chan struct{}), gone: make(chan struct{}),
 	}
 }
@@ -118,7 +117,7 @@ func (t *tenure) stampOwner(try bool) {
 
 // requeueFrom puts the entry into the line in place of that of old, in one step.
 func (t *tenure) requeueFrom(ctx context.Context, old *tenure) (err error) {
-	old.unsubscribe()
+	old.session.Unsubscribe(old)
 	t.session = old.session
 	t.owner.Since = time.Now()
 	t.ticket, err = old.ticket.Extensions().Requeue(ctx, t.owner, t.notify)
@@ -146,15 +145,17 @@ func (t *tenure) await(ctx context.Context, try bool) error {
 
 // subscribe makes the tenure learn of the loss of its session. It is called before holds are lent.
 func (t *tenure) subscribe() {
-	cancelOnLoss := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) }) // at once if the session is already lost
+	t.session.Subscribe(t) // notifies at once if the session is already lost
 	t.queue.mu.Lock()
-	t.cancelOnLoss = cancelOnLoss
 	over := t.over
 	t.queue.mu.Unlock()
 	if over {
-		cancelOnLoss()
+		t.session.Unsubscribe(t)
 	}
 }
+
+// SessionLost implements [keeper.LossListener].
+func (t *tenure) SessionLost(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) }
 
 // prepare does what must be done in the store between the admission and the first hold. On failure
 // the entry may still be in the line.
@@ -211,17 +212,10 @@ func (t *tenure) withdraw() {
 	t.over = true
 	t.stopPublishingLocked()
 	t.queue.mu.Unlock()
-	t.unsubscribe()
+	t.session.Unsubscribe(t)
 	ctx, cancel := context.WithTimeout(t.queue.client.life, withdrawTimeout)
 	defer cancel()
 	_ = t.ticket.Withdraw(ctx)
-}
-
-func (t *tenure) unsubscribe() {
-	t.queue.mu.Lock()
-	cancelOnLoss := t.cancelOnLoss
-	t.queue.mu.Unlock()
-	cancelOnLoss()
 }
 
 // awaitPendingLoss returns at once if the session is valid, and otherwise after lose was called,
@@ -312,7 +306,6 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 		return
 	}
 	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}
-	cancelOnLoss := t.cancelOnLoss
 	t.stopPublishingLocked()
 	// The places leave the queue before any holder can act on its loss, and after all holds are
 	// lost: so a holder that locks again is not behind itself, and the next place is admitted only
@@ -328,7 +321,7 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 		q.leaveLocked(h.place)
 	}
 	q.mu.Unlock()
-	cancelOnLoss()
+	t.session.Unsubscribe(t)
 	for _, h := range delivered {
 		q.client.unref(q)
 		h.reportLoss()

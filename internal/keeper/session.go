@@ -52,7 +52,8 @@ type Session struct {
 	lease   Lease
 	lastErr error // of the last attempt; nil if it was confirmed
 	lost    *LostError
-	onLoss  map[*func(*LostError)]struct{}
+
+	listeners map[LossListener]struct{} // to notify of a loss
 }
 
 // Open opens a session and starts to renew it. The first deadline counts from before the request
@@ -72,7 +73,7 @@ func Open(ctx context.Context, st store.Store, opts store.SessionOptions, callba
 		callbacks: callbacks,
 		ended:     ended,
 		done:      make(chan struct{}),
-		onLoss:    make(map[*func(*LostError)]struct{}),
+		listeners: make(map[LossListener]struct{}),
 	}
 	s.life, s.close = context.WithCancel(context.Background())
 	s.valid, s.invalid = context.WithCancelCause(context.Background())
@@ -92,25 +93,32 @@ func (s *Session) Store() store.Session { return s.store }
 // [*LostError].
 func (s *Session) Context() context.Context { return s.valid }
 
-// OnLoss registers f, which is called once when the session is lost or closed; at once if it
-// already is. All registered functions have returned before the store is asked to end the session,
-// and so before it can admit others because of that. (A goroutine that waits for Context could be
-// later.) f must not block. cancel unregisters f; if the loss is under way, f may still be called.
-func (s *Session) OnLoss(f func(*LostError)) (cancel func()) {
+// A LossListener is notified of the loss of a session.
+type LossListener interface {
+	// SessionLost is called once when the session is lost or closed. It must not block.
+	SessionLost(lost *LostError)
+}
+
+// Subscribe adds a listener. It is notified at once if the session is already lost or closed. All
+// listeners have returned before the store is asked to end the session, and so before it can admit
+// others because of that. (A goroutine that waits for Context could be later.)
+func (s *Session) Subscribe(l LossListener) {
 	s.mu.Lock()
 	lost := s.lost
 	if lost == nil {
-		s.onLoss[&f] = struct{}{}
+		s.listeners[l] = struct{}{}
 	}
 	s.mu.Unlock()
 	if lost != nil {
-		f(lost)
+		l.SessionLost(lost)
 	}
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.onLoss, &f)
-	}
+}
+
+// Unsubscribe removes a listener, if it is there. If the loss is under way, it may still be notified.
+func (s *Session) Unsubscribe(l LossListener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, l)
 }
 
 // ReportEnded reports that the store has answered another request with err, which matches
@@ -293,16 +301,16 @@ func (s *Session) waitOutMargin() {
 	}
 }
 
-// lose notifies the holders and returns when all callbacks have returned.
+// lose notifies the listeners and returns when all have returned.
 func (s *Session) lose(lost *LostError) {
 	s.mu.Lock()
 	s.lost = lost
-	told := s.onLoss
-	s.onLoss = nil
+	listeners := s.listeners
+	s.listeners = nil
 	s.mu.Unlock()
 
-	for f := range told {
-		(*f)(lost)
+	for l := range listeners {
+		l.SessionLost(lost)
 	}
 	s.invalid(lost)
 }

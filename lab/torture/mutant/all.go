@@ -62,8 +62,8 @@ func All() []Mutant {
 			Edits: []Edit{
 				{
 					"tenure.go",
-					"cancelOnLoss := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) })",
-					"cancelOnLoss := func() {}",
+					"t.session.Subscribe(t)",
+					"_ = t.session.Subscribe",
 				},
 				{"tenure.go", "t.lose(t.reasonIn(st.Cause), st.Cause)", "_ = t.lose"},
 				{"hold.go", "return !h.over.Load() && h.tenure.session.Valid()", "return !h.over.Load()"},
