@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,16 +29,15 @@ type Hold struct {
 	ctx     context.Context
 	end     context.CancelCauseFunc
 
-	lost      chan struct{}
-	contended func() <-chan struct{}
-
 	over atomic.Bool // the hold has ended; set under the queue's mutex
 
 	// Guarded by the queue's mutex.
 	delivered bool       // the caller gets the hold: its end now calls HoldEnd and removes its place
 	loss      *LostError // set if it was lost
 	released  bool
-	next      *Place // what Yield waits or has waited with; nil without a Yield
+	next      *Place        // what Yield waits or has waited with; nil without a Yield
+	lost      chan struct{} // closed when loss is set; nil until somebody asks for it
+	contended chan struct{} // nil until somebody asks for it
 }
 
 // tokenOf returns the token of the first hold of the entry with the given order. The low bits count turns.
@@ -49,11 +47,9 @@ func tokenOf(order uint64) uint64 { return order << store.TurnBits }
 func orderOf(token uint64) uint64 { return token >> store.TurnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
-	h := &Hold{
-		place: p, tenure: t, token: tokenOf(t.order) | uint64(t.turn), acquiredMode: t.mode, acquiredAt: bootclock.Now(), lost: make(chan struct{}),
+	return &Hold{
+		place: p, tenure: t, token: tokenOf(t.order) | uint64(t.turn), acquiredMode: t.mode, acquiredAt: bootclock.Now(),
 	}
-	h.contended = sync.OnceValue(h.watchContention)
-	return h
 }
 
 // deliver calls the hooks of an acquired lock and reports whether the caller gets the hold. It
@@ -228,7 +224,17 @@ func (h *Hold) Token() uint64 { return h.token }
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Lost returns a channel that is closed when the hold is lost. It stays open after a release.
-func (h *Hold) Lost() <-chan struct{} { return h.lost }
+func (h *Hold) Lost() <-chan struct{} {
+	h.tenure.queue.mu.Lock()
+	defer h.tenure.queue.mu.Unlock()
+	if h.lost == nil {
+		h.lost = make(chan struct{})
+		if h.loss != nil {
+			close(h.lost)
+		}
+	}
+	return h.lost
+}
 
 // Err returns a [*LostError] if the hold was lost, and nil otherwise.
 func (h *Hold) Err() error {
@@ -258,12 +264,19 @@ func (h *Hold) Terms() store.Terms { return h.tenure.session.Store().Terms() }
 // Contended returns a channel that is closed when another client or goroutine waits for the lock.
 // It is a hint to finish early. The first call makes the store look for waiters. The channel may
 // never be closed, even if there are waiters.
-func (h *Hold) Contended() <-chan struct{} { return h.contended() }
-
-func (h *Hold) watchContention() <-chan struct{} {
-	ch := make(chan struct{})
-	h.tenure.whenContended(func() { close(ch) })
-	h.tenure.watchBehind()
+func (h *Hold) Contended() <-chan struct{} {
+	h.tenure.queue.mu.Lock()
+	ch := h.contended
+	first := ch == nil
+	if first {
+		ch = make(chan struct{})
+		h.contended = ch
+	}
+	h.tenure.queue.mu.Unlock()
+	if first {
+		h.tenure.whenContended(func() { close(ch) })
+		h.tenure.watchBehind()
+	}
 	return ch
 }
 
@@ -476,5 +489,7 @@ func (h *Hold) loseLocked(reason keeper.Reason, cause error) {
 	if h.delivered {
 		h.end(h.loss)
 	}
-	close(h.lost)
+	if h.lost != nil {
+		close(h.lost)
+	}
 }
