@@ -33,7 +33,8 @@ type Client struct {
 	publisher publisher // publishes the owners of holds in the store
 
 	mu       sync.Mutex
-	opening  *opening // the attempt under way; nil if there is none
+	calls    map[*call]struct{} // under way
+	opening  *opening           // the attempt under way; nil if there is none
 	current  *keeper.Session
 	sessions []*keeper.Session // current, and lost ones that may not have finished
 	queues   map[string]*queue // by name; a queue exists while it has places
@@ -56,6 +57,7 @@ func New(st store.Store, opts *Options) (*Client, error) {
 		store:  st,
 		caps:   caps,
 		opts:   complete,
+		calls:  make(map[*call]struct{}),
 		queues: make(map[string]*queue),
 		delays: make(map[markerKey]*delay),
 	}
@@ -79,6 +81,9 @@ func (c *Client) Close(ctx context.Context) error {
 	defer cancel()
 	c.mu.Lock()
 	c.close() // under the mutex: no call starts after this
+	for call := range c.calls {
+		call.cancel(ErrClosed)
+	}
 	c.mu.Unlock()
 	c.work.Wait() // calls under way end at once; then no more sessions are opened
 

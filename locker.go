@@ -109,7 +109,7 @@ func (c valuesContext) Value(key any) any {
 
 // start starts an attempt and appends its place to the local queue. The place must end the
 // returned call. On failure the attempt has ended.
-func (l locker) start(ctx context.Context, try bool) (*Place, call, error) {
+func (l locker) start(ctx context.Context, try bool) (*Place, *call, error) {
 	p := newPlace(ctx, l, try)
 	call, err := l.enqueue(p)
 	if err != nil {
@@ -132,7 +132,6 @@ func newPlace(ctx context.Context, l locker, try bool) *Place {
 			event:  AttemptStartEvent{Name: l.name, Mode: l.mode, Try: try},
 			caller: ctx,
 		},
-		turn:  make(chan struct{}),
 		ready: make(chan struct{}),
 	}
 	p.attempt.start() // before the call is tracked: the hook may close the client
@@ -140,28 +139,28 @@ func newPlace(ctx context.Context, l locker, try bool) *Place {
 }
 
 // enqueue appends a place to the local queue.
-func (l locker) enqueue(p *Place) (call, error) {
+func (l locker) enqueue(p *Place) (*call, error) {
 	if err := store.CheckName(l.name); err != nil {
-		return call{}, fmt.Errorf("stile: %w", err)
+		return nil, fmt.Errorf("stile: %w", err)
 	}
 	if l.invalid != nil {
-		return call{}, lockError(l.name, l.invalid)
+		return nil, lockError(l.name, l.invalid)
 	}
 	if p.ownEntry {
 		if err := checkOwner(p.owner); err != nil {
-			return call{}, lockError(l.name, err)
+			return nil, lockError(l.name, err)
 		}
 	}
 	if outer := outerHold(p.attempt.ctx, l.client, l.name); outer != nil && !p.try {
-		return call{}, reentrantError(l.name, outer)
+		return nil, reentrantError(l.name, outer)
 	}
 	counted, err := l.client.track(p.attempt.ctx)
 	if err != nil {
-		return call{}, lockError(l.name, err)
+		return nil, lockError(l.name, err)
 	}
 	if err := l.client.join(l.name, p); err != nil {
 		counted.done()
-		return call{}, lockError(l.name, err)
+		return nil, lockError(l.name, err)
 	}
 	return counted, nil
 }
@@ -191,29 +190,37 @@ func (l locker) owner() Owner {
 
 // A call is tracked so that [Client.Close] can end it and wait for it.
 type call struct {
-	ctx  context.Context // ends with the caller's context and with the client
-	done func()
+	client *Client
+	ctx    context.Context // ends with the caller's context and with the client
+	cancel context.CancelCauseFunc
 }
 
 // track starts a call. It returns [ErrClosed] if the client is closed.
-func (c *Client) track(ctx context.Context) (call, error) {
+func (c *Client) track(ctx context.Context) (*call, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	started := &call{c, ctx, cancel}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.life.Err() != nil {
-		return call{}, ErrClosed
+		cancel(ErrClosed)
+		return nil, ErrClosed
 	}
 	c.work.Add(1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(c.life, func() { cancel(ErrClosed) })
-	return call{ctx, func() {
-		stop()
-		cancel(nil)
-		c.work.Done()
-	}}, nil
+	c.calls[started] = struct{}{}
+	return started, nil
+}
+
+// done ends the call.
+func (c *call) done() {
+	c.client.mu.Lock()
+	delete(c.client.calls, c)
+	c.client.mu.Unlock()
+	c.cancel(nil)
+	c.client.work.Done()
 }
 
 // withCause adds to err the cause that withCause the call's context, if it has withCause.
-func (c call) withCause(err error) error {
+func (c *call) withCause(err error) error {
 	cause := context.Cause(c.ctx)
 	switch {
 	case c.ctx.Err() == nil:

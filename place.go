@@ -27,7 +27,7 @@ type Place struct {
 
 	attempt attempt
 
-	turn    chan struct{} // closed when the place is admitted in its queue
+	turn    chan struct{} // closed when the place is admitted in its queue; set when it joins the queue
 	tenure  *tenure       // set when turn is closed, or after; guarded by the queue's mutex
 	entered *tenure       // its entry is in the line, and obtainOnce has not used it yet; nil if there is none; set before turn is closed, under the queue's mutex, or by the place itself
 	ready   chan struct{} // closed when hold and err are set
@@ -94,7 +94,7 @@ func (p *Place) Leave(ctx context.Context) error {
 //
 // Client.Close waits for the call. The attempt's end is reported after that, so that the hook may
 // close the client.
-func (p *Place) obtain(call call) {
+func (p *Place) obtain(call *call) {
 	p.err = errUnfinished // if a hook or the logger panics
 	defer close(p.ready)
 	defer func() { p.attempt.end(p.err) }()
@@ -112,7 +112,7 @@ func (p *Place) obtain(call call) {
 
 // retry starts a call for another hold, and an attempt if none is open. On failure the place has
 // left its queue.
-func (p *Place) retry() (call call, err error) {
+func (p *Place) retry() (call *call, err error) {
 	leaves := true // also if the hook panics
 	defer func() {
 		if leaves {
@@ -129,7 +129,7 @@ func (p *Place) retry() (call call, err error) {
 
 // obtainOnce waits for a hold. On failure the place has left its queue, or leaves it once its entry
 // is withdrawn.
-func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
+func (p *Place) obtainOnce(call *call) (hold *Hold, err error) {
 	leaves := true // also if the logger panics
 	defer func() {
 		if leaves {

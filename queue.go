@@ -110,6 +110,7 @@ func (q *queue) appendLocked(p *Place) {
 	q.line = append(q.line, p)
 	q.admitLocked()
 	if q.admittedCount < len(q.line) {
+		p.turn = make(chan struct{})
 		q.contendedLocked()
 	}
 }
@@ -139,11 +140,22 @@ func (q *queue) leaveLocked(p *Place) (left bool) {
 	return true
 }
 
+// closedChannel is the turn of all places that are admitted when they join their queue.
+var closedChannel = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
 // admitLocked admits all places that may be admitted. Admitted places are always the first ones of
 // the line, so the search starts behind them.
 func (q *queue) admitLocked() {
 	for q.admittedCount < len(q.line) && line.Admits(q.line[q.admittedCount].mode, modes(q.line[:q.admittedCount])) {
-		close(q.line[q.admittedCount].turn)
+		if p := q.line[q.admittedCount]; p.turn == nil {
+			p.turn = closedChannel
+		} else {
+			close(p.turn)
+		}
 		q.admittedCount++
 	}
 }

@@ -24,7 +24,7 @@ type set struct {
 	places []*Place // sorted by name
 	try    bool
 
-	call call
+	call *call
 }
 
 // takeTogether takes the locks on a store that adds several entries in one step. On failure the ones

@@ -49,7 +49,6 @@ func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
 	p := &Place{
 		queue: h.tenure.queue, mode: h.Mode(), ownEntry: true, numbered: h.tenure.numbered,
 		attempt: attempt{hooks: &c.opts.Hooks, event: AttemptStartEvent{Name: name, Mode: h.Mode()}, caller: ctx},
-		turn:    make(chan struct{}),
 		ready:   make(chan struct{}),
 		cancel:  cancel,
 	}
@@ -70,7 +69,7 @@ func (h *Hold) Yield(ctx context.Context) (*Hold, error) {
 // rejoin ends the hold and appends p to the local queue, in one step. If no other place of the client
 // waits, p takes the hold's place in the queue; then the entry can be requeued. The returned handOver
 // does in the store what remains to be done, and reports the end of the hold.
-func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error, err error) {
+func (h *Hold) rejoin(p *Place) (call *call, handOver func(context.Context) error, err error) {
 	t, q := h.tenure, h.tenure.queue
 	if outer := outerHold(p.attempt.ctx, q.client, q.name); outer != nil {
 		return call, nil, fmt.Errorf("stile: lock %q (token %d): yield: %w: use the context that the lock was taken with",
@@ -105,8 +104,8 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 		p.tenure.ownEntry = true
 		p.tenure.numbered = p.numbered
 		q.leaveLocked(h.place)
-	} else {
-		q.admitLocked()
+	} else if q.admitLocked(); q.admittedCount < len(q.line) {
+		p.turn = make(chan struct{})
 	}
 	q.mu.Unlock()
 	if !requeues {
@@ -134,7 +133,7 @@ func (h *Hold) rejoin(p *Place) (call call, handOver func(context.Context) error
 }
 
 // handOver hands the lock over. On failure the place has left its queue.
-func (p *Place) handOver(call call, handOver func(context.Context) error) (err error) {
+func (p *Place) handOver(call *call, handOver func(context.Context) error) (err error) {
 	err = errUnfinished // if a hook or the logger panics
 	defer func() {
 		if err == nil {
