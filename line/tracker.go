@@ -46,9 +46,12 @@ func (p *Tracker) Downgraded(id string, order uint64) bool {
 
 // Reread replaces the known line with a complete and newer reading of it.
 func (p *Tracker) Reread(others []Entry) {
-	p.ahead = make(map[string]Entry, len(others))
+	p.ahead = nil // most entries have none ahead
 	for _, e := range others {
 		if e.ID != p.me.ID && e.Before(p.me) {
+			if p.ahead == nil {
+				p.ahead = make(map[string]Entry, len(others))
+			}
 			p.ahead[e.ID] = e
 		}
 	}
