@@ -18,6 +18,7 @@ func (e *entry) notifyContended(f func()) {
 	if e.state != inLine || e.contended != nil {
 		return
 	}
+	w.prepareLocked()
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.contended = cancel
 	e.session.life.Start(func() {

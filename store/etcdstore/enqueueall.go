@@ -154,8 +154,7 @@ func (set entrySet) doubt() {
 // Neither puts an entry if the epoch key has changed.
 func (set entrySet) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnResponse, error) {
 	se := set[0].session
-	epoch := se.epochKey()
-	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(epoch), "=", se.seenEpoch())}
+	conditions := []clientv3.Cmp{se.sameEpoch()}
 	var puts, reads, gets []clientv3.Op
 	for _, e := range set {
 		free := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
@@ -165,7 +164,7 @@ func (set entrySet) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnR
 		}
 		conditions = append(conditions, free)
 		puts = append(puts, clientv3.OpPut(e.key, e.value, clientv3.WithLease(se.lease)))
-		reads = append(reads, e.readsAtJoin()...)
+		reads = e.withReadsAtJoin(reads)
 		gets = append(gets, clientv3.OpGet(e.key))
 	}
 	txn := se.store.cli.Txn(ctx).If(conditions...)
@@ -173,7 +172,7 @@ func (set entrySet) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnR
 		return txn.Then(puts...).Commit()
 	}
 	return txn.Then(append(puts, reads...)...).
-		Else(append(gets, clientv3.OpGet(epoch, clientv3.WithKeysOnly()))...).
+		Else(append(gets, clientv3.OpGet(se.epochKey(), clientv3.WithKeysOnly()))...).
 		Commit()
 }
 

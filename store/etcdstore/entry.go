@@ -263,31 +263,30 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 // failed: it hardly ever fails, and the reads would make it larger.
 func (e *entry) insertTxn(ifEmpty, explain bool) txn {
 	from, end := e.session.store.keys.entries(e.req.Name)
-	epoch := e.session.epochKey()
-	sameEpoch := clientv3.Compare(clientv3.ModRevision(epoch), "=", e.session.seenEpoch())
+	sameEpoch := e.session.sameEpoch()
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
 
 	if ifEmpty {
 		empty := clientv3.Compare(clientv3.CreateRevision(from), "=", 0).WithRange(end)
 		return txn{conditions: []clientv3.Cmp{sameEpoch, empty}, then: []clientv3.Op{put}}
 	}
-	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
-	t := txn{conditions: []clientv3.Cmp{sameEpoch, absent}, then: append([]clientv3.Op{put}, e.readsAtJoin()...)}
+	absent := createdAt(e.key, 0)
+	t := txn{conditions: []clientv3.Cmp{sameEpoch, absent}, then: e.withReadsAtJoin(append(make([]clientv3.Op, 0, 3), put))}
 	if explain {
-		t.otherwise = []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())}
+		t.otherwise = []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(e.session.epochKey(), clientv3.WithKeysOnly())}
 	}
 	return t
 }
 
-// readsAtJoin returns the reads of the line and, for a slot, of the limit.
-func (e *entry) readsAtJoin() []clientv3.Op {
+// withReadsAtJoin appends the reads of the line and, for a slot, of the limit.
+func (e *entry) withReadsAtJoin(ops []clientv3.Op) []clientv3.Op {
 	from, end := e.session.store.keys.entries(e.req.Name)
 	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
-	reads := []clientv3.Op{clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin())))}
+	ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin()))))
 	if e.req.Mode.Slots() > 0 {
-		reads = append(reads, clientv3.OpGet(e.session.store.keys.limit(e.req.Name)))
+		ops = append(ops, clientv3.OpGet(e.session.store.keys.limit(e.req.Name)))
 	}
-	return reads
+	return ops
 }
 
 // readAtJoin returns how many entries of the line are read when the entry joins; zero for all.
@@ -333,7 +332,7 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 }
 
 // inserted completes the result for an entry that was inserted at a revision, with the reads of
-// [entry.readsAtJoin] from the same transaction.
+// [entry.withReadsAtJoin] from the same transaction.
 func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.ResponseOp) (insertion, error) {
 	read := reads[0].GetResponseRange()
 	kvs := slices.DeleteFunc(read.Kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == e.key })
@@ -576,12 +575,18 @@ type epoch struct {
 
 func (se *session) epochKey() string { return se.store.keys.epoch(se.lease) }
 
-// seenEpoch returns the mod revision of the epoch key as last read. Revisions, unlike versions, are
-// never reused, even if the key is deleted.
-func (se *session) seenEpoch() int64 {
+// epochCondition returns the condition that the epoch key was not written since it was last read. It compares
+// the mod revision. Revisions, unlike versions, are never reused, even if the key is deleted.
+func (se *session) epochCondition() clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(se.epochKey()), "=", se.epoch.modified)
+}
+
+// sameEpoch returns the session's current epochCondition. It is made once for many requests, and must not be
+// changed.
+func (se *session) sameEpoch() clientv3.Cmp {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	return se.epoch.modified
+	return se.unchangedEpoch
 }
 
 // noteEpoch records a read of the epoch key.
@@ -594,5 +599,6 @@ func (se *session) noteEpoch(kvs []*mvccpb.KeyValue, at int64) {
 	defer se.mu.Unlock()
 	if now.at > se.epoch.at {
 		se.epoch = now
+		se.unchangedEpoch = se.epochCondition()
 	}
 }

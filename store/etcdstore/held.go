@@ -18,6 +18,7 @@ func (w *lineWatch) watchHeld(e *entry) {
 	if e.state != inLine {
 		return
 	}
+	w.prepareLocked()
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.stopKeyWatch = cancel
 	w.session.life.Start(func() {

@@ -93,6 +93,7 @@ func parseLimit(kvs []*mvccpb.KeyValue) int {
 func (w *lineWatch) followLimitLocked() {
 	if !w.followingLimit {
 		w.followingLimit = true
+		w.prepareLocked()
 		w.session.life.Start(w.runLimit)
 	}
 }

@@ -60,13 +60,16 @@ var defaultTimes = times{
 
 // lineWatch tracks one line for the entries that one session has in it.
 type lineWatch struct {
-	session    *session
-	name       string
-	ctx        context.Context // ends when the line need not be followed any more, or with the session
-	stop       context.CancelFunc
-	rereadNow  work.Signal // makes the watching goroutine read the line
-	crowded    bool        // more than keepWatchLimit entries were ahead of one of mine when it joined; guarded by mu
-	emptyReads int         // consecutive periodic reads that found nothing new; used only by the watching goroutine
+	session *session
+	name    string
+
+	// Set by prepareLocked.
+	ctx       context.Context // ends when the line need not be followed any more, or with the session
+	stop      context.CancelFunc
+	rereadNow work.Signal // makes the watching goroutine read the line
+
+	crowded    bool // more than keepWatchLimit entries were ahead of one of mine when it joined; guarded by mu
+	emptyReads int  // consecutive periodic reads that found nothing new; used only by the watching goroutine
 
 	mu       sync.Mutex
 	mine     map[*entry]struct{} // joining or in the line
@@ -92,12 +95,10 @@ func (se *session) join(e *entry) error {
 	w := se.lines[e.req.Name]
 	if w == nil {
 		w = &lineWatch{
-			session:   se,
-			name:      e.req.Name,
-			rereadNow: work.NewSignal(),
-			mine:      make(map[*entry]struct{}),
+			session: se,
+			name:    e.req.Name,
+			mine:    make(map[*entry]struct{}),
 		}
-		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[e.req.Name] = w
 	}
 	w.mu.Lock()
@@ -113,6 +114,22 @@ func (se *session) join(e *entry) error {
 		w.idle.Stop()
 	}
 	return nil
+}
+
+// prepareLocked sets what goroutines that follow the line need. It is called before the first of them starts,
+// while an entry of the session is in the line: most entries come and go without one.
+func (w *lineWatch) prepareLocked() {
+	if w.ctx == nil {
+		w.ctx, w.stop = context.WithCancel(w.session.life.Context())
+		w.rereadNow = work.NewSignal()
+	}
+}
+
+// stopLocked ends the goroutines that follow the line.
+func (w *lineWatch) stopLocked() {
+	if w.stop != nil {
+		w.stop()
+	}
 }
 
 // hasKeyLocked reports whether a joining or standing entry of the session has the key.
@@ -233,7 +250,7 @@ func (w *lineWatch) dropIfIdle() {
 
 // dropLocked removes the lineWatch from the session. The session's mutex must be held too.
 func (w *lineWatch) dropLocked() {
-	w.stop()
+	w.stopLocked()
 	if w.session.lines[w.name] == w {
 		delete(w.session.lines, w.name)
 	}
@@ -244,7 +261,7 @@ func (w *lineWatch) dropLocked() {
 func (w *lineWatch) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stop()
+	w.stopLocked()
 	if w.idle != nil {
 		w.idle.Stop()
 	}
@@ -344,6 +361,7 @@ func (w *lineWatch) evictedErr() error {
 func (w *lineWatch) watchLocked() {
 	if !w.watching {
 		w.watching = true
+		w.prepareLocked()
 		w.session.life.Start(w.run)
 		return
 	}

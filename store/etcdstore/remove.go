@@ -2,7 +2,9 @@ package etcdstore
 
 import (
 	"context"
+	"errors"
 	"math"
+	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -26,7 +28,7 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 // removeTxn is one attempt of a removal.
 func removeTxn(key string, created int64, rest ...clientv3.Op) txn {
 	return txn{
-		conditions: []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", created)},
+		conditions: []clientv3.Cmp{createdAt(key, created)},
 		then:       append(rest, clientv3.OpDelete(key)),
 	}
 }
@@ -35,45 +37,47 @@ type removeFunc = func(context.Context) (*clientv3.TxnResponse, error)
 
 // removeBy is remove, with one function for the first attempt and one for the others.
 func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (removal, error) {
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	first, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	var (
-		others    removal
-		othersErr error
-		done      = make(chan struct{})
-	)
+	first, endFirst := context.WithCancelCause(ctx)
+	defer endFirst(nil)
+	var others struct { // the attempts after the first one
+		removal
+		err     error
+		running sync.WaitGroup
+	}
+	others.running.Add(1)
 	slow := time.AfterFunc(s.times.retryDelay, func() {
-		defer close(done)
-		others, othersErr = s.removeAgain(ctx, first.Done(), again)
-		giveUp()
+		defer others.running.Done()
+		others.removal, others.err = s.removeAgain(ctx, first, again)
+		endFirst(nil)
 	})
 	var r removal
 	err := r.note(attempt(first))
-	giveUp() // tells removeAgain that the first attempt is over
+	if r.removed {
+		endFirst(errRemoved)
+	}
+	endFirst(nil)
 	switch stopped := slow.Stop(); {
 	case stopped && (err == nil || refused(err)):
 		return r, err
 	case stopped:
-		others, othersErr = s.removeAgain(ctx, first.Done(), again)
+		others.removal, others.err = s.removeAgain(ctx, first, again)
 	default:
-		if r.removed {
-			end()
-		}
-		<-done
+		others.running.Wait()
 	}
 	if err != nil {
-		err = othersErr
+		err = others.err
 	}
-	return r.merge(others), err
+	return r.merge(others.removal), err
 }
 
+// errRemoved ends the context of the first attempt of a removal that has found the key.
+var errRemoved = errors.New("the key is deleted")
+
 // removeAgain repeats the request of a removal until it is answered. Several attempts may be in
-// flight. When one does not find the key, the others, and the very first until firstOver is closed,
-// are awaited for the store's answerTimeout. An attempt that is not answered within
+// flight. When one does not find the key, the others, and the very first until its context has ended,
+// are awaited for the store's answerTimeout. If that has deleted the key, nothing else is awaited. An attempt that is not answered within
 // [attempts.MaxTimeout] is canceled, which bounds their number.
-func (s *Store) removeAgain(ctx context.Context, firstOver <-chan struct{}, request removeFunc) (r removal, err error) {
+func (s *Store) removeAgain(ctx context.Context, first context.Context, request removeFunc) (r removal, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	type answer struct {
@@ -99,6 +103,7 @@ func (s *Store) removeAgain(ctx context.Context, firstOver <-chan struct{}, requ
 		notFound    bool  // an attempt has not found the key
 		last        error // of an attempt that failed
 		answerTimer = time.NewTimer(time.Duration(math.MaxInt64))
+		firstOver   = first.Done()
 	)
 	defer retryTimer.Stop()
 	defer answerTimer.Stop()
@@ -127,6 +132,10 @@ func (s *Store) removeAgain(ctx context.Context, firstOver <-chan struct{}, requ
 				pause = min(2*pause, attempts.MaxPause)
 			}
 		case <-firstOver:
+			if context.Cause(first) == errRemoved {
+				r.unanswered = r.unanswered || inFlight > 0
+				return r, nil
+			}
 			firstOver = nil
 		case <-answerTimer.C:
 			r.unanswered = r.unanswered || inFlight > 0

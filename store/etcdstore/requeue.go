@@ -78,7 +78,7 @@ func (e *entry) replaceBy(ctx context.Context, next *entry) (insertion, error) {
 		clientv3.OpDelete(e.key),
 		clientv3.OpPut(next.key, next.value, clientv3.WithLease(se.lease)))
 	changes := len(then)
-	then = append(then, next.readsAtJoin()...)
+	then = next.withReadsAtJoin(then)
 	before := se.seenRevision.Load()
 	var resp *clientv3.TxnResponse
 	err := s.attempt(ctx, func(ctx context.Context) (err error) {

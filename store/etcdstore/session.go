@@ -49,9 +49,11 @@ type session struct {
 	lines   map[string]*lineWatch
 	leaving map[string]int // how many calls withdraw an entry with the key
 	epoch   epoch          // the epoch key as last read
-	outlast bool           // an entry outlasts the session, or may
-	lost    bool           // life has ended, other than by Close
-	revoked bool           // the lease is known not to exist
+
+	unchangedEpoch clientv3.Cmp // the condition that the epoch key is as last read
+	outlast        bool         // an entry outlasts the session, or may
+	lost           bool         // life has ended, other than by Close
+	revoked        bool         // the lease is known not to exist
 }
 
 func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.SessionOptions) *session {
@@ -67,6 +69,7 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		batcher: newBatcher(s.cli, s.times.batchDelay, s.logger),
 		cluster: granted.ResponseHeader.GetClusterId(),
 	}
+	se.unchangedEpoch = se.epochCondition()
 	se.seenRevision.Store(granted.ResponseHeader.GetRevision())
 	// All streams of all sessions carry the same metadata: the etcd client then uses one gRPC stream for
 	// all watches. A member that has lost its leader ends them (WithRequireLeader).
