@@ -227,13 +227,7 @@ func (h *Hold) Context() context.Context { return h.ctx }
 func (h *Hold) Lost() <-chan struct{} {
 	h.tenure.queue.mu.Lock()
 	defer h.tenure.queue.mu.Unlock()
-	if h.lost == nil {
-		h.lost = make(chan struct{})
-		if h.loss != nil {
-			close(h.lost)
-		}
-	}
-	return h.lost
+	return once(&h.lost, h.loss != nil)
 }
 
 // Err returns a [*LostError] if the hold was lost, and nil otherwise.

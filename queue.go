@@ -140,7 +140,19 @@ func (q *queue) leaveLocked(p *Place) (left bool) {
 	return true
 }
 
-// closedChannel is the turn of all places that are admitted when they join their queue.
+// once returns the channel for an event that happens once, which few ask for. If it has happened, that is
+// closedChannel; otherwise *c, which is made now if it is nil, and which the event must close.
+func once(c *chan struct{}, happened bool) <-chan struct{} {
+	switch {
+	case *c == nil && happened:
+		*c = closedChannel
+	case *c == nil:
+		*c = make(chan struct{})
+	}
+	return *c
+}
+
+// closedChannel is the channel of events that have happened before anybody could wait for them.
 var closedChannel = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)

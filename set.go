@@ -203,7 +203,7 @@ func (s *set) queueOf(name string) *queue {
 func (s *set) awaitAdmission(ctx context.Context, i int) error {
 	t := s.places[i].entered
 	select {
-	case <-t.admitted:
+	case <-t.admission():
 		return nil
 	default:
 	}
@@ -212,7 +212,7 @@ func (s *set) awaitAdmission(ctx context.Context, i int) error {
 		ahead = append(ahead, p.entered)
 	}
 	defer announceWait(ctx, t.queue.name, ahead...)()
-	return t.wait(s.call.ctx, t.admitted)
+	return t.wait(s.call.ctx, t.admission())
 }
 
 // lend returns a hold for each place. It fails like [tenure.lend] and returns the queue that was the

@@ -28,10 +28,7 @@ type tenure struct {
 
 	number slotNumber // set before holds are lent
 
-	admitted chan struct{} // closed when the entry is admitted; order is set
-	gone     chan struct{} // closed when the entry is gone; cause is set
-	cause    error
-	ahead    atomic.Int64 // entries that must leave before this one is admitted
+	ahead atomic.Int64 // entries that must leave before this one is admitted
 
 	// For an entry of a [set]: setLost is closed, by loseSet, when one of the set's entries is gone.
 	setLost <-chan struct{}
@@ -48,12 +45,16 @@ type tenure struct {
 	pinned     bool // there are no more turns: see pin
 	downgraded bool // the store has confirmed that the entry has become shared
 	order      uint64
-	isAdmitted bool     // admitted is closed
-	users      int      // places that wait for the tenure or hold the lock with it
-	holds      []*Hold  // lent, and neither returned nor lost
-	over       bool     // nothing is lent any more: lost, or without users
-	loss       error    // set if it was lost
-	sharing    *sharing // nil if the tenure has one user only
+	isAdmitted bool // the entry is admitted; order is set
+	isGone     bool // the entry is gone; cause is set
+	cause      error
+	admitted   chan struct{} // closed when isAdmitted is set; nil until somebody waits for it
+	gone       chan struct{} // closed when isGone is set; nil until somebody waits for it
+	users      int           // places that wait for the tenure or hold the lock with it
+	holds      []*Hold       // lent, and neither returned nor lost
+	over       bool          // nothing is lent any more: lost, or without users
+	loss       error         // set if it was lost
+	sharing    *sharing      // nil if the tenure has one user only
 
 	contended     bool     // a waiter was seen, in the queue or behind the entry
 	waitersBehind bool     // a waiter was seen behind the entry
@@ -72,7 +73,6 @@ var (
 func newTenure(q *queue, mode line.Mode, owner Owner) *tenure {
 	return &tenure{
 		queue: q, mode: mode, owner: owner, users: 1,
-		admitted: make(chan struct{}), gone: make(chan struct{}),
 	}
 }
 
@@ -127,7 +127,7 @@ func (t *tenure) requeueFrom(ctx context.Context, old *tenure) (err error) {
 // await waits until holds can be lent: until the entry is admitted, [Options.LockDelay] is over and
 // the slot number is claimed. It fails like acquire.
 func (t *tenure) await(ctx context.Context, try bool) error {
-	if err := t.wait(ctx, t.admitted); err != nil {
+	if err := t.wait(ctx, t.admission()); err != nil {
 		return err
 	}
 	if err := t.prepare(ctx, try); err != nil {
@@ -177,7 +177,12 @@ func (t *tenure) wait(ctx context.Context, ch <-chan struct{}) error {
 	select {
 	case <-ch:
 		return nil
-	case <-t.gone:
+	default:
+	}
+	select {
+	case <-ch:
+		return nil
+	case <-t.departure():
 		return t.rejoinError(t.cause)
 	case <-t.setLost:
 		return t.rejoinError(errLostOne)
@@ -186,6 +191,20 @@ func (t *tenure) wait(ctx context.Context, ch <-chan struct{}) error {
 	case <-ctx.Done():
 		return errGaveUp
 	}
+}
+
+// admission returns a channel that is closed when the entry is admitted.
+func (t *tenure) admission() <-chan struct{} {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	return once(&t.admitted, t.isAdmitted)
+}
+
+// departure returns a channel that is closed when the entry is gone. Then the cause is set.
+func (t *tenure) departure() <-chan struct{} {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	return once(&t.gone, t.isGone)
 }
 
 func (t *tenure) rejoinError(why error) error { return fmt.Errorf("%w: %w", errRejoin, why) }
@@ -265,11 +284,17 @@ func (t *tenure) notify(st store.Standing) {
 		defer t.queue.mu.Unlock()
 		if !t.isAdmitted {
 			t.isAdmitted, t.order = true, st.Order
-			close(t.admitted)
+			if t.admitted != nil {
+				close(t.admitted)
+			}
 		}
 	case store.Gone:
-		t.cause = st.Cause // safe without the mutex: the store does not call notify again
-		close(t.gone)
+		t.queue.mu.Lock()
+		t.isGone, t.cause = true, st.Cause
+		if t.gone != nil {
+			close(t.gone)
+		}
+		t.queue.mu.Unlock()
 		if t.loseSet != nil {
 			t.loseSet()
 		}
