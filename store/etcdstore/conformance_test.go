@@ -59,7 +59,7 @@ func TestStore_conformanceRenamed(t *testing.T) {
 	server := server(t)
 	open := func(t *testing.T) store.Store {
 		st := newStore(t, connect(t, server.Endpoint()), "")
-		st.SetSizes(6, 1, 1)
+		st.SetSizes(5, 1, 1)
 		return storetest.Renamed(st, "renamed/")
 	}
 	storetest.Run(t, storetest.Harness{

@@ -148,7 +148,7 @@ func (set entrySet) doubt() {
 // otherwise it costs less if all locks are free.
 //
 //	ifEmpty:   if no line has a key            put all entries
-//	otherwise: if none of the entries is there put all entries, and read the lines
+//	otherwise: if none of the entries is there read the lines, and put all entries
 //	           else                            read the entries and the epoch key
 //
 // Neither puts an entry if the epoch key has changed.
@@ -171,7 +171,7 @@ func (set entrySet) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnR
 	if ifEmpty {
 		return txn.Then(puts...).Commit()
 	}
-	return txn.Then(append(puts, reads...)...).
+	return txn.Then(append(reads, puts...)...).
 		Else(append(gets, clientv3.OpGet(se.epochKey(), clientv3.WithKeysOnly()))...).
 		Commit()
 }
@@ -185,7 +185,7 @@ func (set entrySet) insertOutcome(ctx context.Context, resp *clientv3.TxnRespons
 			return insertion{order: uint64(resp.Header.Revision)}, true, nil
 		})
 	case resp.Succeeded:
-		reads := resp.Responses[len(set):]
+		reads := resp.Responses
 		return set.each(func(i int, e *entry) (insertion, bool, error) {
 			a, err := e.inserted(ctx, uint64(resp.Header.Revision), reads[i:i+1])
 			return a, true, err

@@ -299,7 +299,7 @@ func TestEnqueueAll_longLine(t *testing.T) {
 	t.Parallel()
 	cli, free, crowded := server(t).Client(t), newName(t), newName(t)
 	st := newStore(t, cli, "")
-	st.SetSizes(2, 2, 2)
+	st.SetSizes(1, 2, 2)
 	var ahead []*testEntry
 	for range 6 {
 		ahead = append(ahead, enqueue(t, openSession(t, newStore(t, cli, "")), crowded))

@@ -256,7 +256,7 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 // others would have to wait for it until it is withdrawn.
 //
 //	ifEmpty:   if the line has no key       put the entry
-//	otherwise: if the entry is not there    put the entry, and read the line; for a slot, the limit too
+//	otherwise: if the entry is not there    read the line, for a slot the limit too, and put the entry
 //	           else, if explain is set      read the entry and the epoch key
 //
 // Neither puts the entry if the epoch key has changed. The first attempt does not read why it has
@@ -271,25 +271,29 @@ func (e *entry) insertTxn(ifEmpty, explain bool) txn {
 		return txn{conditions: []clientv3.Cmp{sameEpoch, empty}, then: []clientv3.Op{put}}
 	}
 	absent := createdAt(e.key, 0)
-	t := txn{conditions: []clientv3.Cmp{sameEpoch, absent}, then: e.withReadsAtJoin(append(make([]clientv3.Op, 0, 3), put))}
+	t := txn{conditions: []clientv3.Cmp{sameEpoch, absent}, then: append(e.withReadsAtJoin(make([]clientv3.Op, 0, 2)), put)}
 	if explain {
 		t.otherwise = []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(e.session.epochKey(), clientv3.WithKeysOnly())}
 	}
 	return t
 }
 
-// withReadsAtJoin appends the reads of the line and, for a slot, of the limit.
+// withReadsAtJoin appends the reads of the line and, for a slot, of the limit. They come before the put of the
+// entry in a transaction, so that the answer does not carry that.
 func (e *entry) withReadsAtJoin(ops []clientv3.Op) []clientv3.Op {
 	from, end := e.session.store.keys.entries(e.req.Name)
 	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
-	ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin()))))
+	read := clientv3.OpGet(from)
+	read.WithRangeBytes([]byte(end)) // without the closures of options
+	clientv3.WithLimit(int64(e.readAtJoin()))(&read)
+	ops = append(ops, read)
 	if e.req.Mode.Slots() > 0 {
 		ops = append(ops, clientv3.OpGet(e.session.store.keys.limit(e.req.Name)))
 	}
 	return ops
 }
 
-// readAtJoin returns how many entries of the line are read when the entry joins; zero for all.
+// readAtJoin returns how many other entries of the line are read when the entry joins; zero for all.
 func (e *entry) readAtJoin() int {
 	if e.req.Mode == line.Exclusive && !e.req.Try {
 		return e.session.store.sizes.readAtJoin
@@ -305,7 +309,7 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 	case resp.Succeeded && ifEmpty:
 		return insertion{order: uint64(resp.Header.Revision)}, true, nil
 	case resp.Succeeded:
-		a, err := e.inserted(ctx, uint64(resp.Header.Revision), results[1:])
+		a, err := e.inserted(ctx, uint64(resp.Header.Revision), results[:len(results)-1])
 		return a, true, err
 	case ifEmpty:
 		return e.tryNonEmpty(ctx)
@@ -335,8 +339,7 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 // [entry.withReadsAtJoin] from the same transaction.
 func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.ResponseOp) (insertion, error) {
 	read := reads[0].GetResponseRange()
-	kvs := slices.DeleteFunc(read.Kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == e.key })
-	others, _ := e.session.store.keys.contenders(e.req.Name, kvs)
+	others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
 	a := insertion{order: order, others: others}
 	if len(reads) > 1 {
 		a.limit, a.limitAt = parseLimit(reads[1].GetResponseRange().Kvs), int64(order)
@@ -344,7 +347,7 @@ func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.Response
 	if !read.More {
 		return a, nil
 	}
-	a.aheadBound = int(read.Count) - 1
+	a.aheadBound = int(read.Count)
 	if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
 		ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
 		if err != nil {
@@ -360,7 +363,11 @@ func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.Response
 // read does not show the entry, it was deleted since and must be inserted again: an empty line
 // admits nobody.
 func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, bool, error) {
-	read, err := e.session.store.readAhead(ctx, e.req.Name, order, e.readAtJoin())
+	limit := e.readAtJoin()
+	if limit > 0 {
+		limit++ // its own
+	}
+	read, err := e.session.store.readAhead(ctx, e.req.Name, order, limit)
 	a, there := e.find(read.entries)
 	if err == nil {
 		err = e.readLimit(ctx, &a)
@@ -499,7 +506,8 @@ func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, 
 	op := "leave the line"
 	// Until the removal is answered, no other entry gets this key. Otherwise a join that overtakes it would find
 	// the old key, and have to remove it first.
-	defer se.reserveKey(e.key)()
+	se.reserveKey(e.key)
+	defer se.freeKey(e.key)
 	e.line.detach(e)
 	if e.gone.Load() {
 		if e.unanswered.Load() {

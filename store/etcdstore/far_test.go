@@ -47,7 +47,7 @@ func (l *longLine) joinUnsettled(t *testing.T, cli *clientv3.Client, times etcds
 	t.Helper()
 	st := newStore(t, cli, "")
 	st.SetTimes(times)
-	st.SetSizes(2, 1, 1)
+	st.SetSizes(1, 1, 1)
 	se := openSession(t, st)
 	l.sessions, l.entries = append(l.sessions, se), append(l.entries, enqueue(t, se, l.name))
 }
@@ -260,7 +260,7 @@ func TestFar_earlierEntryOfSameSession(t *testing.T) {
 	l := newLongLine(t, 1)
 	cli, intercept := interceptedClient(t)
 	st := newStore(t, cli, "")
-	st.SetSizes(2, 1, 1)
+	st.SetSizes(1, 1, 1)
 	se := openSession(t, st)
 	inserted, reply, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	var held, read atomic.Bool
@@ -309,7 +309,7 @@ func TestFar_admittedEarlierEntryOfSameSession(t *testing.T) {
 	times := noPollingTimes()
 	times.IdleTimeout = longInterval
 	st.SetTimes(times)
-	st.SetSizes(2, 1, 1)
+	st.SetSizes(1, 1, 1)
 	se := openSession(t, st)
 	holder := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
 	first := enqueue(t, se, name)
@@ -447,7 +447,7 @@ func TestFar_keysOfOtherLines(t *testing.T) {
 		enqueue(t, other, fmt.Sprintf("%s/backup-%d", name, i)).await(t, store.Admitted)
 	}
 	st := newStore(t, cli, "")
-	st.SetSizes(2, 1, 1)
+	st.SetSizes(1, 1, 1)
 	held, waiting := openSession(t, st), openSession(t, st)
 	first := enqueue(t, held, name)
 	first.await(t, store.Admitted)

@@ -142,17 +142,18 @@ func (w *lineWatch) hasKeyLocked(key string) bool {
 	return false
 }
 
-// reserveKey keeps a key from being used for an entry until the returned function is called.
-func (se *session) reserveKey(key string) (free func()) {
+// reserveKey keeps a key from being used for an entry until freeKey is called.
+func (se *session) reserveKey(key string) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	se.leaving[key]++
-	return func() {
-		se.mu.Lock()
-		defer se.mu.Unlock()
-		if se.leaving[key]--; se.leaving[key] == 0 {
-			delete(se.leaving, key)
-		}
+}
+
+func (se *session) freeKey(key string) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if se.leaving[key]--; se.leaving[key] == 0 {
+		delete(se.leaving, key)
 	}
 }
 

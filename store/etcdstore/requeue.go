@@ -67,7 +67,7 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 // answered. An attempt that is carried out late does nothing, because the old key never exists again
 // with that create revision.
 //
-//	if the old key is there   delete it, its marker and its claim, put the new key, and read the line
+//	if the old key is there   delete it, its marker and its claim, read the line, and put the new key
 //	else                      read the new key
 //
 // If neither key is there, the error matches [store.ErrGone], or [store.ErrNotKnown] if an earlier
@@ -75,10 +75,11 @@ func (e *entry) requeue(ctx context.Context, owner store.Owner, notify func(stor
 func (e *entry) replaceBy(ctx context.Context, next *entry) (insertion, error) {
 	se, s := e.session, e.session.store
 	then := append(append(e.deleteMarkerOps(), e.onClaim(deleteOp)...),
-		clientv3.OpDelete(e.key),
-		clientv3.OpPut(next.key, next.value, clientv3.WithLease(se.lease)))
-	changes := len(then)
+		clientv3.OpDelete(e.key))
+	deletes := len(then)
 	then = next.withReadsAtJoin(then)
+	reads := len(then)
+	then = append(then, clientv3.OpPut(next.key, next.value, clientv3.WithLease(se.lease)))
 	before := se.seenRevision.Load()
 	var resp *clientv3.TxnResponse
 	err := s.attempt(ctx, func(ctx context.Context) (err error) {
@@ -100,7 +101,7 @@ func (e *entry) replaceBy(ctx context.Context, next *entry) (insertion, error) {
 	}
 	if resp.Succeeded {
 		e.unanswered.Store(false)
-		return next.inserted(ctx, uint64(resp.Header.Revision), resp.Responses[changes:])
+		return next.inserted(ctx, uint64(resp.Header.Revision), resp.Responses[deletes:reads])
 	}
 	if mine := resp.Responses[0].GetResponseRange().Kvs; len(mine) > 0 {
 		result, there, err := next.alreadyInserted(ctx, uint64(mine[0].CreateRevision))
