@@ -149,6 +149,16 @@ func TestFar_admittedInOrder(t *testing.T) {
 	}
 }
 
+// An entry that does not read the whole line when it joins counts the keys ahead of it.
+func TestFar_aheadOnJoining(t *testing.T) {
+	t.Parallel()
+	l := newLongLine(t, 3)
+	l.joinUnsettled(t, server(t).Client(t), noPollingTimes())
+	if st := <-l.entries[3].standings; st.State != store.Waiting || st.Ahead != 3 {
+		t.Errorf("the first standing: got %v with %d ahead, want waiting with 3", st.State, st.Ahead)
+	}
+}
+
 // A followed entry may leave from the middle of the line. Its follower then follows another one.
 // Promise: P7
 func TestFar_followedEntryGivesUp(t *testing.T) {

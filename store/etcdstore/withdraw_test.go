@@ -188,6 +188,37 @@ func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	}
 }
 
+// When the first reply shows that the entry was deleted, the later attempts are canceled: Withdraw does not
+// wait for their replies.
+func TestWithdraw_slowClusterDoesNotAwaitTheRest(t *testing.T) {
+	t.Parallel()
+	cli, intercept := interceptedClient(t)
+	j := enqueue(t, openSession(t, newStore(t, cli, "")), newName(t))
+	j.await(t, store.Admitted)
+	var requests atomic.Int32
+	repeated := make(chan struct{})
+	once := sync.OnceFunc(func() { close(repeated) })
+	f := handler(func(ctx context.Context, request string, send func() error) error {
+		if request != "Txn" {
+			return send()
+		}
+		if requests.Add(1) == 1 {
+			err := send()
+			<-repeated
+			return err
+		}
+		once()
+		<-ctx.Done() // no reply
+		return ctx.Err()
+	})
+	intercept.Store(&f)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := j.Withdraw(ctx); err != nil || ctx.Err() != nil {
+		t.Errorf("Withdraw: got %v, want nil before the end of the context (%v)", err, ctx.Err())
+	}
+}
+
 // Without replies, the first attempt stays in flight and the others are canceled, so their number
 // is bounded.
 func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
