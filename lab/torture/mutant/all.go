@@ -358,7 +358,7 @@ func All() []Mutant {
 				{
 					"set.go",
 					"		if t := p.entered; t != nil {\n\t\t\tp.entered = nil\n",
-					"		if t := p.entered; t != nil && isOver(t.gone) {\n\t\t\tp.entered = nil\n",
+					"		if t := p.entered; t != nil && isOver(t.departure()) {\n\t\t\tp.entered = nil\n",
 				},
 				{
 					"set.go",
