@@ -55,7 +55,7 @@ func (l locker) join(ctx context.Context) (*Place, error) {
 		return nil, err
 	}
 	joined = true
-	p.cancel = cancel
+	p.ready, p.cancel = make(chan struct{}), cancel
 	go func() {
 		defer cancel(nil)
 		p.obtain(call)
@@ -132,7 +132,6 @@ func newPlace(ctx context.Context, l locker, try bool) *Place {
 			event:  AttemptStartEvent{Name: l.name, Mode: l.mode, Try: try},
 			caller: ctx,
 		},
-		ready: make(chan struct{}),
 	}
 	p.attempt.start() // before the call is tracked: the hook may close the client
 	return p

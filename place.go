@@ -30,7 +30,7 @@ type Place struct {
 	turn    chan struct{} // closed when the place is admitted in its queue; set when it joins the queue
 	tenure  *tenure       // set when turn is closed, or after; guarded by the queue's mutex
 	entered *tenure       // its entry is in the line, and obtainOnce has not used it yet; nil if there is none; set before turn is closed, under the queue's mutex, or by the place itself
-	ready   chan struct{} // closed when hold and err are set
+	ready   chan struct{} // closed when hold and err are set; nil if nobody but the caller of obtain waits for that
 	cancel  context.CancelCauseFunc
 	hold    *Hold
 	err     error
@@ -96,7 +96,9 @@ func (p *Place) Leave(ctx context.Context) error {
 // close the client.
 func (p *Place) obtain(call *call) {
 	p.err = errUnfinished // if a hook or the logger panics
-	defer close(p.ready)
+	if p.ready != nil {
+		defer close(p.ready)
+	}
 	defer func() { p.attempt.end(p.err) }()
 	hold, err := p.obtainOnce(call)
 	for err == nil && !hold.deliver() {

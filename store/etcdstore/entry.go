@@ -262,11 +262,11 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 // Neither puts the entry if the epoch key has changed. The first attempt does not read why it has
 // failed: it hardly ever fails, and the reads would make it larger.
 func (e *entry) insertTxn(ifEmpty, explain bool) txn {
-	from, end := e.session.store.keys.entries(e.req.Name)
 	sameEpoch := e.session.sameEpoch()
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
 
 	if ifEmpty {
+		from, end := e.session.store.keys.entries(e.req.Name)
 		empty := clientv3.Compare(clientv3.CreateRevision(from), "=", 0).WithRange(end)
 		return txn{conditions: []clientv3.Cmp{sameEpoch, empty}, then: []clientv3.Op{put}}
 	}

@@ -40,13 +40,12 @@ func (k keys) line(name string) string { return k.prefix + name + "/" }
 // digit, or with the minus of a negative lease id. So the range leaves out most keys of other lines
 // below the name, like those of "jobs/nightly" below "jobs": the servers need not look at them.
 func (k keys) entries(name string) (from, end string) {
-	l := k.line(name)
-	return l + "-", l + "g"
+	return k.prefix + name + "/-", k.prefix + name + "/g"
 }
 
 // entry returns the key of an entry. The key without a nonce is the one that other clients use.
 func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
-	key := k.line(name) + leaseText(lease)
+	key := k.prefix + name + "/" + leaseText(lease)
 	if nonce != "" {
 		key += "-" + nonce
 	}
