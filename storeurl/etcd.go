@@ -1,6 +1,7 @@
 package storeurl
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -102,7 +103,11 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
 	if err != nil {
 		return nil, explain(ctx, t, tlsConfig, err, timeout/5)
 	}
-	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger, Pages: pages(tlsConfig)}) //nolint:bodyclose // the store closes it
+	opts := &etcdstore.Options{Prefix: t.prefix, Logger: logger, Pages: pages(tlsConfig)} //nolint:bodyclose // the store closes it
+	if socket, ok := strings.CutPrefix(t.endpoints[0], unixPrefix); ok && t.tethered {
+		opts.SessionOpened = tether{socket, cmp.Or(logger, slog.New(slog.DiscardHandler))}.declare
+	}
+	st, err := etcdstore.New(cli, opts)
 	if err != nil {
 		_ = cli.Close()
 		return nil, err
@@ -317,10 +322,13 @@ func dialError(ctx context.Context, endpoint string, tlsConfig *tls.Config) erro
 	return errSilentTLS
 }
 
+// unixPrefix begins the endpoints that are unix sockets.
+const unixPrefix = "unix://"
+
 // dial connects to an endpoint. Its error does not name the endpoint.
 func dial(ctx context.Context, endpoint string) (net.Conn, error) {
 	network, address := "tcp", endpoint
-	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
+	if path, ok := strings.CutPrefix(endpoint, unixPrefix); ok {
 		network, address = "unix", path
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, network, address)

@@ -24,6 +24,8 @@ type target struct {
 
 	ca, cert, key string // paths
 
+	tethered bool // see Options; not part of the URL
+
 	redis redisTarget
 	zk    zkTarget
 }

@@ -106,6 +106,15 @@ var ErrUnknownScheme = errors.New("known are mem: and " + knownSchemes())
 type Options struct {
 	// Logger is passed to the store. If it is nil, the store does not log.
 	Logger *slog.Logger
+	// Tethered declares that the work under the locks is done by this process itself, not by processes
+	// that it starts. If this process crashes or is killed, its locks are then free at once, and not
+	// when the TTL has passed. That is possible with etcd+unix and a server of Stile's (stile serve,
+	// or the one behind local:) on Linux, which must run as the same user, in the same pid namespace,
+	// and without users of etcd. With everything else Tethered has no effect, and the TTL counts.
+	//
+	// A write that this process has sent before its death may arrive at its destination after
+	// the next holder was admitted, as fencing tokens reveal.
+	Tethered bool
 
 	_ struct{}
 }
@@ -145,6 +154,7 @@ func Open(ctx context.Context, url string, opts *Options) (*Conn, error) {
 	if err != nil {
 		return nil, explainParse(url, err)
 	}
+	t.tethered = opts.Tethered
 	within, cancel := whileReachable(ctx, t)
 	defer cancel()
 	opened, err := schemes()[t.scheme].open(within, t, opts.Logger)

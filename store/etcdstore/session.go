@@ -26,6 +26,8 @@ type session struct {
 	ttl   time.Duration
 	opts  store.SessionOptions
 
+	closed func() // from [Options.SessionOpened]; may be called repeatedly
+
 	cluster      uint64
 	seenRevision atomic.Int64 // the largest revision in any response
 
@@ -64,6 +66,7 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		opts:   opts,
 		leases: clientv3.RetryLeaseClient(s.cli),
 		lines:  make(map[string]*lineWatch),
+		closed: func() {},
 
 		leaving: make(map[string]int),
 		batcher: newBatcher(s.cli, s.times.batchDelay, s.logger),
@@ -227,6 +230,7 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
+	defer se.closed()
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
 	se.life.AwaitNotified()
 	se.life.AwaitWork()

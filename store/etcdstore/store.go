@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -39,6 +40,11 @@ type Options struct {
 	// Pages gets the page at a path, such as "/metrics", from the member at an endpoint of the client. Only
 	// [Store.Examine] uses it. If it is nil, what only these pages tell is not examined.
 	Pages func(ctx context.Context, endpoint, path string) (*http.Response, error)
+	// SessionOpened, if not nil, is called before [Store.Open] returns a session, with its lease and the
+	// context of Open. The function that it returns is called when the session has been closed, or its
+	// Close has failed. Both may be called concurrently for several sessions. Package storeurl declares
+	// here to a server of Stile's that this process is the only user of the session.
+	SessionOpened func(ctx context.Context, lease clientv3.LeaseID) (closed func())
 
 	_ struct{}
 }
@@ -59,6 +65,8 @@ type Store struct {
 
 	pages  func(ctx context.Context, endpoint, path string) (*http.Response, error)
 	limits examineLimits
+
+	sessionOpened func(ctx context.Context, lease clientv3.LeaseID) (closed func()) // or nil
 }
 
 var _ store.Store = (*Store)(nil)
@@ -82,6 +90,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	return &Store{
 		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes,
 		maxCatchUp: maxCatchUp, pages: opts.Pages, limits: defaultExamineLimits,
+		sessionOpened: opts.SessionOpened,
 	}, nil
 }
 
@@ -109,7 +118,11 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		return nil, fmt.Errorf("%s: TTL %v is below the server's minimum: use %v or more",
 			s, opts.TTL, time.Duration(granted.TTL)*time.Second)
 	}
-	return newSession(s, granted, opts), nil
+	se := newSession(s, granted, opts)
+	if s.sessionOpened != nil {
+		se.closed = sync.OnceFunc(s.sessionOpened(ctx, granted.ID))
+	}
+	return se, nil
 }
 
 // grant creates a lease. Each attempt requests a new lease: a late attempt must not grant the lease of

@@ -6,7 +6,7 @@
 //	lock         locked shared while a process looks for the server, and exclusively while one
 //	             starts or stops it
 //	socket       a link to the unix socket that the server listens on
-//	server.sock  that socket
+//	server.sock  that socket; beside it, with the suffix .tether, the one of package tether
 //	pid          the server's process id; the server keeps the file locked as long as it runs
 //	server.log   the server's log since its start
 //	data/        its data

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
+	"github.com/stilelock/stile/cmd/stile/internal/tether"
 )
 
 // startTimeout limits the start of a server. A start takes a tenth of a second, and a hundred times
@@ -265,7 +266,7 @@ func (d ServerDir) choosePath() (socket string, isNew bool, err error) {
 // newPath is choosePath without regard to the last server.
 func (d ServerDir) newPath() (socket string, isNew bool, err error) {
 	socket = filepath.Join(d.real(), serverSocket)
-	if len(socket) < len(unix.RawSockaddrUnix{}.Path) && d.hasSockets() { // the address ends with a zero byte
+	if len(socket+tether.Suffix) < len(unix.RawSockaddrUnix{}.Path) && d.hasSockets() { // the address ends with a zero byte
 		return socket, false, nil
 	}
 	dir, err := os.MkdirTemp("/tmp", "stile-")

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
+	"github.com/stilelock/stile/cmd/stile/internal/tether"
 )
 
 // Config configures a server. It listens at Listen, at Socket, or at both.
@@ -43,7 +44,8 @@ type Config struct {
 	// address or localhost. Port 0 selects a free port.
 	Listen string
 	// Socket is the absolute path of a unix socket for clients; empty for none. An existing file at
-	// the path is removed. Access depends on its directory and the umask.
+	// the path is removed. Access depends on its directory and the umask. On Linux there is another
+	// socket beside it, with the suffix of package tether.
 	Socket string
 	// TLS names the certificates for Listen and for the cluster's members. The zero value means
 	// plain connections.
@@ -87,6 +89,7 @@ type Node struct {
 	logins   logins
 	leaders  *throttle
 	peers    *peerClient // nil if the server is alone
+	tethers  *tether.Server
 	etcd     *embed.Etcd
 	activity activity
 	closing  sync.Once
@@ -127,6 +130,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 		leaders: &throttle{logger: cfg.Logger, level: slog.LevelInfo, text: "leader elected"},
 	}
 	n.activity.started = time.Now()
+	n.tethers = tether.New(n.leases(), cfg.Logger)
 	if err := n.start(ctx, ecfg); err != nil {
 		n.Close()
 		return nil, err
@@ -189,6 +193,9 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	}
 	if err := n.awaitReady(ctx); err != nil {
 		return err
+	}
+	if n.cfg.Socket != "" {
+		n.listenForTethers(n.cfg.Socket)
 	}
 	if !n.cfg.wantsUsers() {
 		return nil
@@ -412,6 +419,7 @@ const (
 )
 
 func (n *Node) stopEtcd() {
+	n.tethers.Close()
 	if n.etcd == nil {
 		return
 	}

@@ -1,0 +1,226 @@
+package tether
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// declareTimeout is how long a client may take to declare its session after it has connected.
+	declareTimeout = 10 * time.Second
+	// deathTimeout is how long the process may live on after its end of the connection was closed. A
+	// process that is killed closes its files and is dead within milliseconds; one that lives on is not
+	// dying.
+	deathTimeout = 10 * time.Second
+	// revokeTimeout limits the request that ends a lease. If it fails, the TTL ends the lease.
+	revokeTimeout = 10 * time.Second
+)
+
+// A Server receives declarations. It must be closed. It is safe for concurrent use.
+type Server struct {
+	leases Leases
+	log    *slog.Logger
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+}
+
+// New returns a server that does not listen yet. It logs the sessions that it has ended.
+func New(leases Leases, log *slog.Logger) *Server {
+	s := &Server{leases: leases, log: log}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Listen receives declarations at the path of a unix socket, until Close. It replaces a socket at
+// that path; another file there is an error. It may be called again, for example because the socket's
+// file was removed; earlier declarations stay valid.
+func (s *Server) Listen(path string) error {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s exists and is not a socket", path)
+	default:
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(s.ctx, func() { _ = l.Close() })
+	s.work.Go(func() { s.accept(l) })
+	return nil
+}
+
+// Close stops the server and returns when it has stopped. The TTL ends the sessions that were declared.
+// No call of Listen may be under way.
+func (s *Server) Close() {
+	s.cancel()
+	s.work.Wait()
+}
+
+func (s *Server) accept(l *net.UnixListener) {
+	for s.ctx.Err() == nil {
+		conn, err := l.AcceptUnix()
+		if err != nil { // too many open files, or the listener is closed
+			select {
+			case <-s.ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		s.work.Go(func() { s.serve(conn) })
+	}
+}
+
+// serve serves one connection until it ends.
+func (s *Server) serve(conn *net.UnixConn) {
+	defer conn.Close()
+	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
+
+	_ = conn.SetDeadline(time.Now().Add(declareTimeout))
+	lease, process, err := s.receive(conn)
+	if err != nil {
+		fmt.Fprintf(conn, "refused: %v\n", err)
+		return
+	}
+	defer process.Close()
+	if _, err := io.WriteString(conn, "ok\n"); err != nil && !isReleased(conn) {
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	if !awaitRelease(conn) || !s.awaitDeath(process) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, revokeTimeout)
+	defer cancel()
+	id := slog.String("session", strconv.FormatInt(lease, 16))
+	if err := s.leases.Revoke(ctx, lease); err != nil {
+		s.log.LogAttrs(ctx, slog.LevelDebug, "session of a dead process not ended", id, slog.Any("error", err))
+		return
+	}
+	s.log.LogAttrs(ctx, slog.LevelInfo, "session ended because its process is dead", id)
+}
+
+// receive receives a declaration. The process is the pidfd of the process that sent it.
+func (s *Server) receive(conn *net.UnixConn) (lease int64, process *os.File, err error) {
+	peer, err := peerOf(conn)
+	if err != nil {
+		return 0, nil, err
+	}
+	text, err := bufio.NewReaderSize(io.LimitReader(conn, maxDeclaration), maxDeclaration).ReadString('\n')
+	if err != nil {
+		return 0, nil, fmt.Errorf("no complete declaration within %d bytes and %v", maxDeclaration, declareTimeout)
+	}
+	lease, pid, err := parse(text)
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case int(peer.Uid) != os.Geteuid():
+		return 0, nil, errors.New("the process belongs to another user than the server")
+	case int(peer.Pid) != pid:
+		return 0, nil, errors.New("the connection was made by another process, or in another pid namespace")
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, declareTimeout)
+	defer cancel()
+	if err := s.leases.Check(ctx, lease); err != nil {
+		return 0, nil, err
+	}
+	process, err = openProcess(pid)
+	return lease, process, err
+}
+
+// peerOf returns the process that made a connection. Its id is zero if this process cannot see it.
+func peerOf(conn *net.UnixConn) (peer *unix.Ucred, err error) {
+	return peer, control(conn, func(fd int) (err error) {
+		peer, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+}
+
+// control calls f with the descriptor of a connection.
+func control(conn *net.UnixConn, f func(fd int) error) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if closed := raw.Control(func(fd uintptr) { err = f(int(fd)) }); closed != nil {
+		return closed
+	}
+	return err
+}
+
+// openProcess returns the pidfd of a process.
+func openProcess(pid int) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, 0) // since Linux 5.3
+	if err != nil {
+		return nil, fmt.Errorf("pidfd_open: %w", err)
+	}
+	_ = unix.SetNonblock(fd, true) // makes the file one that Go's runtime polls
+	process := os.NewFile(uintptr(fd), "pidfd")
+	if err := process.SetReadDeadline(time.Time{}); err != nil {
+		process.Close()
+		return nil, fmt.Errorf("poll the pidfd: %w", err)
+	}
+	return process, nil
+}
+
+// awaitRelease waits for the end of a connection. It reports whether the connection has ended because no
+// process has the client's end open.
+func awaitRelease(conn *net.UnixConn) bool {
+	n, err := conn.Read(make([]byte, 1))
+	return n == 0 && err != nil && isReleased(conn)
+}
+
+// isReleased reports whether no process has the other end of a connection open. The end of input alone
+// would not show that: a process can shut down one direction.
+func isReleased(conn *net.UnixConn) bool {
+	events := int16(0)
+	err := control(conn, func(fd int) (err error) {
+		events, err = poll(fd, 0)
+		return err
+	})
+	return err == nil && events&unix.POLLHUP != 0
+}
+
+// awaitDeath waits until a process is dead, for no longer than deathTimeout, and reports whether it is.
+func (s *Server) awaitDeath(process *os.File) bool {
+	defer context.AfterFunc(s.ctx, func() { _ = process.Close() })()
+	raw, err := process.SyscallConn()
+	if err != nil || process.SetReadDeadline(time.Now().Add(deathTimeout)) != nil {
+		return false
+	}
+	dead := false
+	_ = raw.Read(func(fd uintptr) bool {
+		events, err := poll(int(fd), unix.POLLIN)
+		dead = err == nil && events&unix.POLLIN != 0
+		return dead || err != nil
+	})
+	return dead
+}
+
+// poll returns the events of a descriptor without waiting.
+func poll(fd int, wanted int16) (events int16, err error) {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: wanted}}
+	for {
+		if _, err = unix.Poll(fds, 0); !errors.Is(err, unix.EINTR) {
+			return fds[0].Revents, err
+		}
+	}
+}
