@@ -29,6 +29,7 @@ const (
 	modeClose    = "close"    // closes the connection after that
 	modeWithdraw = "withdraw" // withdraws the declaration after that
 	modeFork     = "fork"     // starts a process that inherits the connection
+	modeShutdown = "shutdown" // the same, and shuts down its direction of the connection
 	modeForeign  = "foreign"  // declares the session for its parent
 )
 
@@ -68,17 +69,19 @@ func actAs(mode, socket, lease string) {
 		must(err)
 		_, err = io.ReadAll(conn) // until the server has closed it
 		must(err)
-	case modeFork:
+	case modeFork, modeShutdown:
 		file, err := conn.File()
 		must(err)
 		child := exec.Command("cat")
 		child.Stdin, child.ExtraFiles = os.Stdin, []*os.File{file}
 		must(child.Start())
+		if mode == modeShutdown {
+			must(conn.CloseWrite())
+		}
+		fmt.Print(reply)
+		_ = child.Wait() // the child reads stdin
 	}
 	fmt.Print(reply)
-	if mode == modeFork {
-		select {} // the child reads stdin
-	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
@@ -248,22 +251,14 @@ func TestServer_declarationWithdrawn(t *testing.T) {
 	r.expectNone(2)
 }
 
-// This process shuts down one direction of its connection, and lives.
+// The end of input does not show that no process has the connection.
+//
+// Promise: P1.
 func TestServer_halfClosed(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprintf(conn, "stile-tether 1 1 %d\n", os.Getpid())
-	if err := conn.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	if reply, err := io.ReadAll(conn); string(reply) != "ok\n" || err != nil {
-		t.Errorf("got reply %q, %v; want ok, and the end of the connection", reply, err)
-	}
+	p := r.declare(modeShutdown, 1)
+	p.signal(syscall.SIGKILL)
 	r.expectNone(2)
 }
 
