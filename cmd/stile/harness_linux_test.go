@@ -37,6 +37,9 @@ func TestMain(m *testing.M) {
 	if file := os.Getenv(reaperVar); file != "" {
 		os.Exit(reap(file, os.Args[1:]))
 	}
+	if name := os.Getenv(holderVar); name != "" {
+		holdTethered(os.Getenv("STILE_URL"), name)
+	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", "8")
@@ -97,7 +100,7 @@ const testTimeout = 3 * time.Minute
 
 // machine is the account of a user on a machine where stile has never run.
 type machine struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string // the home directory; its path is short enough for sockets in it
 	longDir string // a directory name that makes the path of the state directory too long for a socket; usually empty
 	vars    []string
@@ -107,7 +110,7 @@ type machine struct {
 	endPipe            *os.File // the named pipe end in the home directory, see endableScript
 }
 
-func newMachine(t *testing.T) *machine {
+func newMachine(t testing.TB) *machine {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "st")
 	if err != nil {
@@ -169,7 +172,7 @@ func (m *machine) useLongStateDir() {
 }
 
 // forSubtest returns the same machine for a subtest.
-func (m *machine) forSubtest(t *testing.T) *machine {
+func (m *machine) forSubtest(t testing.TB) *machine {
 	return &machine{t: t, dir: m.dir, longDir: m.longDir, vars: slices.Clone(m.vars), endPipe: m.endPipe}
 }
 
@@ -214,7 +217,7 @@ type command struct {
 // command leaves behind may keep it open, and all output is there when the command has ended.
 type output struct{ file *os.File }
 
-func newOutput(t *testing.T) output {
+func newOutput(t testing.TB) output {
 	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
@@ -301,7 +304,7 @@ func (c *command) signal(sig syscall.Signal) {
 	}
 }
 
-func kill(t *testing.T, pid int, sig syscall.Signal) {
+func kill(t testing.TB, pid int, sig syscall.Signal) {
 	t.Helper()
 	if err := syscall.Kill(pid, sig); err != nil {
 		t.Fatal(err)
@@ -310,14 +313,14 @@ func kill(t *testing.T, pid int, sig syscall.Signal) {
 
 // pause stops a process (SIGSTOP) and returns when all of its threads have stopped. The signal only
 // asks for that: before, a thread on another processor may still answer a request.
-func pause(t *testing.T, pid int) {
+func pause(t testing.TB, pid int) {
 	t.Helper()
 	kill(t, pid, syscall.SIGSTOP)
 	eventually(t, fmt.Sprintf("stop of process %d", pid), func() bool { return stopped(t, pid) })
 }
 
 // stopped reports whether all threads of a process are stopped.
-func stopped(t *testing.T, pid int) bool {
+func stopped(t testing.TB, pid int) bool {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil || len(threads) == 0 {
@@ -502,7 +505,7 @@ func entries(t *testing.T, cli *clientv3.Client, name string) []string {
 }
 
 // eventually polls until condition is true.
-func eventually(t *testing.T, what string, condition func() bool) {
+func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -72,7 +72,7 @@ func (m *machine) freedSocketPath() string {
 }
 
 // requireRoot skips a test that has to act as another user or mount a file system.
-func requireRoot(t *testing.T) {
+func requireRoot(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("SKIPPED: this test needs root")

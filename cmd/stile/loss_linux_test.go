@@ -237,7 +237,7 @@ func TestRun_evictedIgnoresTERM(t *testing.T) {
 }
 
 // revoke ends the session of the first entry in a lock's line, as if it had expired.
-func revoke(t *testing.T, cli *clientv3.Client, name string) {
+func revoke(t testing.TB, cli *clientv3.Client, name string) {
 	t.Helper()
 	got, err := cli.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
 	if err != nil || len(got.Kvs) == 0 {
@@ -268,7 +268,7 @@ func TestRun_stileKilled(t *testing.T) {
 
 // awaitWatchdog waits until the stile run with this process id has a watchdog, and returns the
 // watchdog's process id.
-func awaitWatchdog(t *testing.T, stile int) (watchdog int) {
+func awaitWatchdog(t testing.TB, stile int) (watchdog int) {
 	t.Helper()
 	eventually(t, "a watchdog", func() bool {
 		children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", stile))

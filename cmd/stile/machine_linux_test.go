@@ -20,7 +20,7 @@ import (
 
 // withOwnMounts returns the arguments for unshare(1) that run args as the user uid, with an /etc
 // and a /run of their own in which the script setUp has been run.
-func withOwnMounts(t *testing.T, setUp string, uid int, args ...string) []string {
+func withOwnMounts(t testing.TB, setUp string, uid int, args ...string) []string {
 	t.Helper()
 	requireRoot(t)
 	if err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "none", "/run").Run(); err != nil {

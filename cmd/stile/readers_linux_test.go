@@ -51,7 +51,7 @@ func (m *machine) show(name string) lib.Line {
 }
 
 // decodeJSON decodes JSON. Undocumented fields are an error.
-func decodeJSON[T any](t *testing.T, text []byte) (v T) {
+func decodeJSON[T any](t testing.TB, text []byte) (v T) {
 	t.Helper()
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

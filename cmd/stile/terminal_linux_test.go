@@ -15,7 +15,7 @@ import (
 
 // console is a terminal with a program. The test types and reads the screen.
 type console struct {
-	t      *testing.T
+	t      testing.TB
 	cmd    *exec.Cmd
 	keys   *os.File
 	done   chan struct{}

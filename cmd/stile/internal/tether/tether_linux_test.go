@@ -67,8 +67,7 @@ func actAs(mode, socket, lease string) {
 	case modeWithdraw:
 		_, err := conn.Write([]byte{'\n'})
 		must(err)
-		_, err = io.ReadAll(conn) // until the server has closed it
-		must(err)
+		must(conn.Close())
 	case modeFork, modeShutdown:
 		file, err := conn.File()
 		must(err)
