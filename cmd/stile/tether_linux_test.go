@@ -153,7 +153,7 @@ func TestTether_othersKeepLock(t *testing.T) {
 	m.setenv("STILE_URL", "local:")
 	client := newClient(t, url)
 
-	run := m.start("exec sleep 1000", "--ttl", maxTTL, "run")
+	run := m.start("touch started; exec sleep 1000", "--ttl", maxTTL, "run")
 	kill(t, awaitWatchdog(t, run.Process.Pid), syscall.SIGKILL)
 	run.signal(syscall.SIGKILL)
 	hold, _ := m.hold("--ttl", maxTTL, "hold")
