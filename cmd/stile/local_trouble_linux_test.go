@@ -272,7 +272,7 @@ func TestLocal_socketPath(t *testing.T) {
 		for _, dir := range []string{m.home(), m.path("run")} {
 			files, err := filepath.Glob(filepath.Join(dir, "*"))
 			if err != nil || slices.ContainsFunc(files, func(f string) bool {
-				return !slices.Contains([]string{"data", "lock", "pid", "server.log", "server.sock", "socket"}, filepath.Base(f))
+				return !slices.Contains([]string{"data", "lock", "pid", "server.log", "server.sock", "server.sock.tether", "socket"}, filepath.Base(f))
 			}) {
 				t.Errorf("got unexpected files in %q, %v", files, err)
 			}

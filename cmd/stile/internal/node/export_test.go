@@ -69,3 +69,8 @@ func elect(s *etcdserver.EtcdServer) {
 		}
 	}
 }
+
+// RevokeTethered ends the lease of a process that is dead.
+func (n *Node) RevokeTethered(ctx context.Context, lease int64) error {
+	return n.leases().Revoke(ctx, lease)
+}
