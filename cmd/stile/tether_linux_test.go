@@ -114,7 +114,7 @@ func newClient(t testing.TB, url string) *lib.Client {
 
 // The next waiter is admitted although the TTL is longer than this test may take.
 //
-// Promise: P4.
+// Promise: P4
 func TestTether_killedProcess(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -145,7 +145,7 @@ func waiters(t testing.TB, client *lib.Client, name string) int {
 // The death of a stile run, a stile hold and their watchdogs ends no session at once: what they keep the lock
 // for may live on. Neither does a holder that is stopped lose its lock.
 //
-// Promise: P1.
+// Promise: P1
 func TestTether_othersKeepLock(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

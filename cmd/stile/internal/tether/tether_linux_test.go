@@ -198,7 +198,7 @@ func (r *recorder) expectNone(other int64) {
 	r.expect(other)
 }
 
-// Promise: P4.
+// Promise: P4
 func TestServer_killedProcess(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
@@ -207,7 +207,7 @@ func TestServer_killedProcess(t *testing.T) {
 	r.expect(1) // although nobody has waited for the process: it is a zombie
 }
 
-// Promise: P1.
+// Promise: P1
 func TestServer_stoppedProcess(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
@@ -220,7 +220,7 @@ func TestServer_stoppedProcess(t *testing.T) {
 
 // A connection that is closed does not show that its process is dead.
 //
-// Promise: P1.
+// Promise: P1
 func TestServer_connectionClosed(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
@@ -231,7 +231,7 @@ func TestServer_connectionClosed(t *testing.T) {
 
 // A forked process may go on with what its parent did. It has the connection.
 //
-// Promise: P1.
+// Promise: P1
 func TestServer_connectionInherited(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
@@ -252,7 +252,7 @@ func TestServer_declarationWithdrawn(t *testing.T) {
 
 // The end of input does not show that no process has the connection.
 //
-// Promise: P1.
+// Promise: P1
 func TestServer_halfClosed(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
@@ -261,7 +261,7 @@ func TestServer_halfClosed(t *testing.T) {
 	r.expectNone(2)
 }
 
-// Promise: P1.
+// Promise: P1
 func TestServer_refuses(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
