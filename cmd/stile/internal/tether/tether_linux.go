@@ -12,6 +12,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,13 +36,26 @@ type Server struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	work   sync.WaitGroup
+
+	limit int64 // of connections
+	open  atomic.Int64
 }
 
 // New returns a server that does not listen yet. It logs the sessions that it has ended.
 func New(leases Leases, log *slog.Logger) *Server {
-	s := &Server{leases: leases, log: log}
+	s := &Server{leases: leases, log: log, limit: connectionLimit()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
+}
+
+// connectionLimit returns the limit of connections. With a pidfd each, they take an eighth of the files that
+// this process may have open. The rest is for etcd, which fails without.
+func connectionLimit() int64 {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return 0
+	}
+	return int64(min(files.Cur, 1<<20) / 16)
 }
 
 // Listen receives declarations at the path of a unix socket, until Close. It replaces a socket at
@@ -93,9 +107,11 @@ func (s *Server) accept(l *net.UnixListener) {
 func (s *Server) serve(conn *net.UnixConn) {
 	defer conn.Close()
 	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
+	number := s.open.Add(1)
+	defer s.open.Add(-1)
 
 	_ = conn.SetDeadline(time.Now().Add(declareTimeout))
-	lease, process, err := s.receive(conn)
+	lease, process, err := s.receive(conn, number)
 	if err != nil {
 		fmt.Fprintf(conn, "refused: %v\n", err)
 		return
@@ -118,8 +134,9 @@ func (s *Server) serve(conn *net.UnixConn) {
 	s.log.LogAttrs(ctx, slog.LevelInfo, "session ended because its process is dead", id)
 }
 
-// receive receives a declaration. The process is the pidfd of the process that sent it.
-func (s *Server) receive(conn *net.UnixConn) (lease int64, process *os.File, err error) {
+// receive receives a declaration. number is how many connections there are. The process is the pidfd of the
+// process that sent the declaration.
+func (s *Server) receive(conn *net.UnixConn, number int64) (lease int64, process *os.File, err error) {
 	peer, err := peerOf(conn)
 	if err != nil {
 		return 0, nil, err
@@ -132,6 +149,8 @@ func (s *Server) receive(conn *net.UnixConn) (lease int64, process *os.File, err
 	switch {
 	case err != nil:
 		return 0, nil, err
+	case number > s.limit:
+		return 0, nil, fmt.Errorf("there are more than %d declarations already", s.limit)
 	case int(peer.Uid) != os.Geteuid():
 		return 0, nil, errors.New("the process belongs to another user than the server")
 	case int(peer.Pid) != pid:

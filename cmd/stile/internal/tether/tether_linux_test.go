@@ -94,7 +94,8 @@ type recorder struct {
 
 var errUnknown = errors.New("no such lease")
 
-func newRecorder(t *testing.T) *recorder {
+// newRecorder starts a server, after the changes.
+func newRecorder(t *testing.T, change ...func(*Server)) *recorder {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "st") // short enough for a socket
 	if err != nil {
@@ -114,6 +115,9 @@ func newRecorder(t *testing.T) *recorder {
 			return nil
 		},
 	}, slog.New(slog.DiscardHandler))
+	for _, f := range change {
+		f(r.server)
+	}
 	t.Cleanup(r.server.Close)
 	if err := r.server.Listen(r.socket); err != nil {
 		t.Fatal(err)
@@ -353,6 +357,27 @@ func TestServer_listensAgain(t *testing.T) {
 	if text, err := os.ReadFile(file); string(text) != "mine" {
 		t.Errorf("the file has %q, %v", text, err)
 	}
+}
+
+// Declarations must not use up the files that etcd needs.
+func TestServer_limit(t *testing.T) {
+	t.Parallel()
+	r := newRecorder(t, func(s *Server) {
+		if s.limit < 1 {
+			t.Errorf("the limit is %d", s.limit)
+		}
+		s.limit = 1
+	})
+	first := r.declare(modeStay, 1)
+	if _, reply := r.start(modeStay, 2); !strings.Contains(reply, "more than 1") {
+		t.Errorf("got reply %q, want a refusal", reply)
+	}
+	first.signal(syscall.SIGKILL)
+	r.expect(1)
+	for r.server.open.Load() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	r.declare(modeStay, 3)
 }
 
 // Close ends everything, and no session.
