@@ -369,9 +369,11 @@ func TestServer_limit(t *testing.T) {
 		s.limit = 1
 	})
 	first := r.declare(modeStay, 1)
-	if _, reply := r.start(modeStay, 2); !strings.Contains(reply, "more than 1") {
-		t.Errorf("got reply %q, want a refusal", reply)
+	second, reply := r.start(modeStay, 2)
+	if !strings.Contains(reply, "more than 1") {
+		t.Fatalf("got reply %q, want a refusal", reply)
 	}
+	second.signal(syscall.SIGKILL)
 	first.signal(syscall.SIGKILL)
 	r.expect(1)
 	for r.server.open.Load() > 0 {
