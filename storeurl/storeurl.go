@@ -112,8 +112,8 @@ type Options struct {
 	// or the one behind local:) on Linux, which must run as the same user, in the same pid namespace,
 	// and without users of etcd. With everything else Tethered has no effect, and the TTL counts.
 	//
-	// A write that this process has sent before its death may arrive at its destination after
-	// the next holder was admitted, as fencing tokens reveal.
+	// A write that this process has sent before its death may arrive at its destination after the next
+	// holder was admitted. Fencing tokens let the destination refuse it.
 	Tethered bool
 
 	_ struct{}

@@ -5,16 +5,19 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
 )
@@ -50,13 +53,27 @@ func (s *tetherServer) receive(lease, reply string) (conn net.Conn, rest *bufio.
 	s.t.Cleanup(func() { conn.Close() })
 	rest = bufio.NewReader(conn)
 	text, err := rest.ReadString('\n')
-	if want := fmt.Sprintf("stile-tether 1 %s %d\n", lease, os.Getpid()); text != want || err != nil {
+	if want := declarationOf(s.t, lease); text != want || err != nil {
 		s.t.Fatalf("got declaration %q, %v; want %q", text, err, want)
 	}
 	if _, err := io.WriteString(conn, reply); err != nil {
 		s.t.Fatal(err)
 	}
 	return conn, rest
+}
+
+// declarationOf returns the declaration of a lease, in hexadecimal, by this process.
+func declarationOf(t *testing.T, lease string) string {
+	t.Helper()
+	id, err := strconv.ParseInt(lease, 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := declaration(clientv3.LeaseID(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
 
 // socketLink returns a link to a socket, as local: has one, and the path of the socket. Nothing listens
@@ -102,36 +119,69 @@ func TestTether_serverStartedLater(t *testing.T) {
 	}
 }
 
+// A refusal may have a reason that passes, like too many declarations. So the client tries again.
 func TestTether_refused(t *testing.T) {
 	t.Parallel()
-	link, socket := socketLink(t)
-	var log bytes.Buffer
-	th := tether{link, slog.New(slog.NewTextHandler(&log, nil))}
-	server := listenForTethers(t, socket)
 	for reply, logged := range map[string]string{
 		"refused: no\n": "refused by the server: no", "HTTP/1.1 400 Bad Request\r\n": "400 Bad Request",
 	} {
-		failed := make(chan error, 1)
-		go func() {
-			_, err := th.connect(t.Context(), 1)
-			failed <- err
-		}()
+		link, socket := socketLink(t)
+		server := listenForTethers(t, socket)
+		var log bytes.Buffer
+		session := make(chan func(), 1)
+		go func() { session <- tether{link, slog.New(slog.NewTextHandler(&log, nil))}.declare(t.Context(), 1) }()
 		server.receive("1", reply)
-		th.keep(t.Context(), 1, nil, <-failed) // returns: there is no other attempt
-		if got := log.String(); !strings.Contains(got, logged) {
-			t.Errorf("got log %q, want it to say %q", got, logged)
+		server.receive("1", "ok\n")
+		(<-session)()
+		if got := log.String(); strings.Count(got, "WARN") != 1 || !strings.Contains(got, logged) {
+			t.Errorf("got log %q, want it to say %q once", got, logged)
 		}
 	}
 }
 
-// A server that does not answer blocks no longer than the caller wants to wait.
-func TestTether_hungServer(t *testing.T) {
+// A server that does not answer delays a session by less than the session needs to be renewed.
+func TestTether_silentServer(t *testing.T) {
+	t.Parallel()
+	etcd := testservers.StartEtcd(t)
+	listenForTethers(t, etcd.Socket()) // never accepts
+	opened, err := Open(t.Context(), "etcd+unix://"+etcd.Socket(), &Options{Tethered: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	client, err := stile.New(opened.Store, &stile.Options{TTL: declareTimeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // with a wait for the declaration it would never succeed
+	defer cancel()
+	if _, err := client.Mutex("lock").Lock(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := client.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// A declaration that is given up is withdrawn: the server may have received it.
+func TestTether_givenUpIsWithdrawn(t *testing.T) {
 	t.Parallel()
 	link, socket := socketLink(t)
-	listenForTethers(t, socket)
+	server := listenForTethers(t, socket)
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(10*time.Millisecond, cancel)
-	tether{link, slog.New(slog.DiscardHandler)}.declare(ctx, 1)()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := tether{link, slog.New(slog.DiscardHandler)}.connect(ctx, 1)
+		failed <- err
+	}()
+	_, rest := server.receive("1", "") // does not reply
+	cancel()
+	if err := <-failed; err == nil {
+		t.Error("connect has succeeded without a reply")
+	}
+	if text, err := io.ReadAll(rest); string(text) != "\n" || err != nil {
+		t.Errorf("got %q, %v; want the declaration withdrawn", text, err)
+	}
 }
 
 // Only sessions of programs that want it are declared.
@@ -174,7 +224,7 @@ func TestOpen_tethered(t *testing.T) {
 	}
 	_, _ = io.WriteString(conn, "ok\n")
 	session := <-sessions
-	if want := fmt.Sprintf("stile-tether 1 %s %d\n", <-ids, os.Getpid()); text != want {
+	if want := declarationOf(t, <-ids); text != want {
 		t.Errorf("got declaration %q, want %q", text, want)
 	}
 	for _, s := range []store.Session{session, other} {

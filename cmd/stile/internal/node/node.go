@@ -194,13 +194,15 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	if err := n.awaitReady(ctx); err != nil {
 		return err
 	}
+	if n.cfg.wantsUsers() {
+		if err := n.requireUsers(ctx); err != nil {
+			return err
+		}
+	}
 	if n.cfg.Socket != "" {
 		n.listenForTethers(n.cfg.Socket)
 	}
-	if !n.cfg.wantsUsers() {
-		return nil
-	}
-	return n.requireUsers(ctx)
+	return nil
 }
 
 // setSegmentSize makes etcd preallocate 8 MB instead of 64 MB for each segment of its log, two of

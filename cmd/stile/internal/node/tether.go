@@ -13,8 +13,8 @@ import (
 // checked again for a process that is dead.
 var errUsers = errors.New("the server requires users")
 
-// leases returns what package tether does with the server's leases. It has no user, so a server that has
-// required users since a declaration does not end that lease.
+// leases returns what package tether does with the server's leases. Revoke acts without a user. If users were
+// required after a declaration, etcd refuses, and the TTL counts.
 func (n *Node) leases() tether.Leases {
 	return tether.Leases{
 		Check: func(ctx context.Context, lease int64) error {

@@ -21,7 +21,15 @@ func declare(t *testing.T, socket string, lease int64) string {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "stile-tether 1 %x %d\n", lease, os.Getpid())
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(conn, "stile-tether 1 %x %d %s %s\n", lease, os.Getpid(), namespace, strings.TrimSpace(string(boot)))
 	reply, err := bufio.NewReader(conn).ReadString('\n')
 	if err != nil {
 		t.Fatal(err)

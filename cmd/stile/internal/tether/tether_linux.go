@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,6 +91,7 @@ func (s *Server) Close() {
 }
 
 func (s *Server) accept(l *net.UnixListener) {
+	defer l.Close() // before Close returns: it removes the socket, and another server may listen at the path then
 	for s.ctx.Err() == nil {
 		conn, err := l.AcceptUnix()
 		if err != nil { // too many open files, or the listener is closed
@@ -99,21 +101,39 @@ func (s *Server) accept(l *net.UnixListener) {
 			}
 			continue
 		}
-		s.work.Go(func() { s.serve(conn) })
+		_ = conn.SetDeadline(time.Now().Add(declareTimeout))
+		peer, err := peerOf(conn)
+		switch {
+		case err != nil:
+		case int(peer.Uid) != os.Geteuid():
+			err = errors.New("the process belongs to another user than the server")
+		case s.open.Load() >= s.limit:
+			err = fmt.Errorf("there are more than %d declarations already", s.limit)
+		}
+		if err != nil { // at once, because each connection takes a file that etcd may need
+			refuse(conn, err)
+			continue
+		}
+		s.open.Add(1)
+		s.work.Go(func() {
+			defer s.open.Add(-1)
+			s.serve(conn, peer)
+		})
 	}
 }
 
+func refuse(conn *net.UnixConn, err error) {
+	fmt.Fprintf(conn, "refused: %v\n", err)
+	conn.Close()
+}
+
 // serve serves one connection until it ends.
-func (s *Server) serve(conn *net.UnixConn) {
+func (s *Server) serve(conn *net.UnixConn, peer *unix.Ucred) {
 	defer conn.Close()
 	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
-	number := s.open.Add(1)
-	defer s.open.Add(-1)
-
-	_ = conn.SetDeadline(time.Now().Add(declareTimeout))
-	lease, process, err := s.receive(conn, number)
+	lease, process, err := s.receive(conn, peer)
 	if err != nil {
-		fmt.Fprintf(conn, "refused: %v\n", err)
+		refuse(conn, err)
 		return
 	}
 	defer process.Close()
@@ -134,35 +154,43 @@ func (s *Server) serve(conn *net.UnixConn) {
 	s.log.LogAttrs(ctx, slog.LevelInfo, "session ended because its process is dead", id)
 }
 
-// receive receives a declaration. number is how many connections there are. The process is the pidfd of the
-// process that sent the declaration.
-func (s *Server) receive(conn *net.UnixConn, number int64) (lease int64, process *os.File, err error) {
-	peer, err := peerOf(conn)
-	if err != nil {
-		return 0, nil, err
-	}
-	text, err := bufio.NewReaderSize(io.LimitReader(conn, maxDeclaration), maxDeclaration).ReadString('\n')
+// receive receives a declaration. The process is the pidfd of the peer, which has sent it.
+func (s *Server) receive(conn *net.UnixConn, peer *unix.Ucred) (lease int64, process *os.File, err error) {
+	reader := bufio.NewReaderSize(io.LimitReader(conn, maxDeclaration), maxDeclaration)
+	text, err := reader.ReadString('\n')
 	if err != nil {
 		return 0, nil, fmt.Errorf("no complete declaration within %d bytes and %v", maxDeclaration, declareTimeout)
 	}
-	lease, pid, err := parse(text)
+	d, err := parse(text)
+	if err != nil {
+		return 0, nil, err
+	}
+	own, err := realm()
 	switch {
 	case err != nil:
 		return 0, nil, err
-	case number > s.limit:
-		return 0, nil, fmt.Errorf("there are more than %d declarations already", s.limit)
-	case int(peer.Uid) != os.Geteuid():
-		return 0, nil, errors.New("the process belongs to another user than the server")
-	case int(peer.Pid) != pid:
+	case reader.Buffered() > 0:
+		return 0, nil, errors.New("the declaration was withdrawn")
+	case int(peer.Pid) != d.pid || d.realm != own:
 		return 0, nil, errors.New("the connection was made by another process, or in another pid namespace")
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, declareTimeout)
 	defer cancel()
-	if err := s.leases.Check(ctx, lease); err != nil {
+	if err := s.leases.Check(ctx, d.lease); err != nil {
 		return 0, nil, err
 	}
-	process, err = openProcess(pid)
-	return lease, process, err
+	process, err = openProcess(d.pid)
+	return d.lease, process, err
+}
+
+// realm returns the pid namespace of this process and the boot of the machine, as in a declaration.
+func realm() (string, error) {
+	namespace, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return "", err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return namespace + " " + strings.TrimSpace(string(boot)), err
 }
 
 // peerOf returns the process that made a connection. Its id is zero if this process cannot see it.
@@ -207,8 +235,8 @@ func awaitRelease(conn *net.UnixConn) bool {
 	return n == 0 && err != nil && isReleased(conn)
 }
 
-// isReleased reports whether no process has the other end of a connection open. The end of input alone
-// would not show that: a process can shut down one direction.
+// isReleased reports whether no process has the other end of a connection open, or one that had it has shut
+// down both directions. The end of input alone would not show that: a process can shut down one direction.
 func isReleased(conn *net.UnixConn) bool {
 	events := int16(0)
 	err := control(conn, func(fd int) (err error) {

@@ -57,8 +57,9 @@ func actAs(mode, socket, lease string) {
 	if mode == modeForeign {
 		pid = os.Getppid()
 	}
-	_, err = fmt.Fprintf(conn, "stile-tether 1 %s %d\n", lease, pid)
+	own, err := realm()
 	must(err)
+	fmt.Fprintf(conn, "stile-tether 1 %s %d %s\n", lease, pid, own) // fails if the server has refused already
 	reply, err := bufio.NewReader(conn).ReadString('\n')
 	must(err)
 	switch mode {
@@ -315,10 +316,22 @@ func TestServer_refuses(t *testing.T) {
 func TestServer_invalidDeclarations(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(t)
+	own, err := realm()
+	if err != nil {
+		t.Fatal(err)
+	}
 	pid := os.Getpid()
+	namespace, boot, _ := strings.Cut(own, " ")
 	for _, text := range []string{
-		"\n", "GET / HTTP/1.1\n", fmt.Sprintf("stile-tether 2 1 %d\n", pid), fmt.Sprintf("stile-tether 1 x %d\n", pid),
-		"stile-tether 1 1 0\n", "stile-tether 1 1 -1\n", "stile-tether 1 1\n", strings.Repeat("x", 2*maxDeclaration),
+		"\n", "GET / HTTP/1.1\n", "stile-tether 1 1\n", strings.Repeat("x", 2*maxDeclaration),
+		fmt.Sprintf("stile-tether 2 1 %d %s\n", pid, own),
+		fmt.Sprintf("stile-tether 1 x %d %s\n", pid, own),
+		fmt.Sprintf("stile-tether 1 1 0 %s\n", own),
+		fmt.Sprintf("stile-tether 1 1 -1 %s\n", own),
+		fmt.Sprintf("stile-tether 1 1 %d\n", pid),
+		fmt.Sprintf("stile-tether 1 1 %d pid:[1] %s\n", pid, boot),                                   // in a container, a process with the same number
+		fmt.Sprintf("stile-tether 1 1 %d %s 00000000-0000-0000-0000-000000000000\n", pid, namespace), // on another machine
+		fmt.Sprintf("stile-tether 1 1 %d %s\n\n", pid, own),                                          // withdrawn at once
 	} {
 		conn, err := net.Dial("unix", r.socket)
 		if err != nil {
@@ -368,6 +381,25 @@ func TestServer_limit(t *testing.T) {
 		}
 		s.limit = 1
 	})
+	silent, err := net.Dial("unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually := func(what string, n int64) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); r.server.open.Load() != n; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d connections, want %d", what, r.server.open.Load(), n)
+			}
+		}
+	}
+	eventually("a silent client", 1)
+	if _, reply := r.start(modeStay, 1); !strings.Contains(reply, "more than 1") {
+		t.Fatalf("got reply %q beside a silent connection, want a refusal", reply)
+	}
+	silent.Close()
+	eventually("it has gone", 0)
+
 	first := r.declare(modeStay, 1)
 	second, reply := r.start(modeStay, 2)
 	if !strings.Contains(reply, "more than 1") {
@@ -376,9 +408,7 @@ func TestServer_limit(t *testing.T) {
 	second.signal(syscall.SIGKILL)
 	first.signal(syscall.SIGKILL)
 	r.expect(1)
-	for r.server.open.Load() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually("all have gone", 0)
 	r.declare(modeStay, 3)
 }
 
