@@ -29,6 +29,10 @@ type Client struct {
 	close context.CancelFunc
 	work  sync.WaitGroup // calls under way and background goroutines
 
+	// giveUpReleases ends when Close does not wait any longer for releases in the background.
+	giveUpReleases context.Context
+	endReleases    context.CancelFunc
+
 	notifier  notifier  // calls the logger and the hooks
 	publisher publisher // publishes the owners of holds in the store
 
@@ -62,15 +66,17 @@ func New(st store.Store, opts *Options) (*Client, error) {
 		delays: make(map[markerKey]*delay),
 	}
 	c.life, c.close = context.WithCancel(context.Background())
+	c.giveUpReleases, c.endReleases = context.WithCancel(context.Background())
 	return c, nil
 }
 
-// Close ends the client and its session. Holds that have not been released are lost, with reason
+// Close waits for releases in the background ([Options.ReleaseInBackground]), and ends the client and its
+// session. Holds that have not been released are lost, with reason
 // [LostClosed], and calls under way return an error matching [ErrClosed]. Because the session is
 // ended in the store, the next waiters need not wait for it to expire. Release all holds before Close:
 // then each release is confirmed, and no [Options.LockDelay] applies.
 //
-// ctx bounds the request that ends the session. If ctx has already ended, Close allows two seconds,
+// ctx bounds that wait and the request that ends the session. If ctx has already ended, Close allows two seconds,
 // so that defer client.Close(ctx) also works after a signal. Close also waits for pending hooks and
 // log messages, at most two seconds.
 //
@@ -85,7 +91,9 @@ func (c *Client) Close(ctx context.Context) error {
 		call.cancel(ErrClosed)
 	}
 	c.mu.Unlock()
+	stop := context.AfterFunc(ctx, c.endReleases)
 	c.work.Wait() // calls under way end at once; then no more sessions are opened
+	stop()
 
 	c.mu.Lock()
 	sessions := slices.Clone(c.sessions)

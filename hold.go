@@ -353,6 +353,8 @@ func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, wi
 		return err
 	case r.passed:
 		q.client.unref(q)
+	case r.releaseLater(ctx, reason, withdraw):
+		return nil
 	case r.replacement != nil:
 		r.err = h.handOn(ctx, r.replacement)
 	case r.last:
@@ -446,6 +448,19 @@ func (h *Hold) startRelease(handsOver bool) (*releasing, error) {
 // reportEnd reports the end of a hold that was given up, and returns the error for the caller. lost is
 // the reason of an earlier loss, or zero. err is what the store has returned.
 func (h *Hold) reportEnd(reason EndReason, lost keeper.Reason, err error) error {
+	reason, err = h.endOf(reason, lost, err)
+	h.logRelease()
+	h.callHoldEnd(reason, err, bootclock.Now().Sub(h.acquiredAt))
+	return err
+}
+
+func (h *Hold) logRelease() {
+	q := h.tenure.queue
+	q.client.log(slog.LevelDebug, "lock released", slog.String("lock", q.name), slog.Uint64("token", h.token))
+}
+
+// endOf returns how a hold has ended and the error to report, given what reportEnd gets.
+func (h *Hold) endOf(reason EndReason, lost keeper.Reason, err error) (EndReason, error) {
 	q := h.tenure.queue
 	if lost == 0 {
 		lost = h.tenure.reasonIn(err)
@@ -460,9 +475,7 @@ func (h *Hold) reportEnd(reason EndReason, lost keeper.Reason, err error) error 
 		err = fmt.Errorf("stile: release of lock %q (token %d) not confirmed, going on in the background: %w",
 			q.name, h.token, err)
 	}
-	q.client.log(slog.LevelDebug, "lock released", slog.String("lock", q.name), slog.Uint64("token", h.token))
-	h.callHoldEnd(reason, err, bootclock.Now().Sub(h.acquiredAt))
-	return err
+	return reason, err
 }
 
 // giveBackLocked returns the hold to its tenure, unless it is over. It reports whether the entry

@@ -271,6 +271,9 @@ func (m *MultiHold) release(ctx context.Context, reason EndReason, withdraw func
 		}
 		errs = append(errs, err)
 	}
+	all = slices.DeleteFunc(all, func(r *releasing) bool {
+		return r.releaseLater(ctx, reason, withdraw(r.hold.tenure.ticket))
+	})
 	var withdrawing sync.WaitGroup
 	for _, r := range all {
 		withdrawing.Go(func() { r.err = withdraw(r.hold.tenure.ticket)(ctx) }) // its entry has no other hold

@@ -67,6 +67,22 @@ type Options struct {
 	// than 2048.
 	Turns int
 
+	// ReleaseInBackground makes a release return without waiting for the store: [Hold.Release], and everything
+	// that calls it, as [Mutex.Do], [Place.Leave] and [Leadership.Resign] do, and [MultiHold.Release]. Their nil
+	// then means that the hold has ended here. The store may still have the entry for a moment, and until it is
+	// removed other clients do not get the lock. If it was not held until the release, the caller is not told.
+	//
+	// The client may lock the name again at once. Lock then joins the line behind the old entry; a Try method
+	// waits until the outcome of the release is known, so that the old entry does not refuse it.
+	//
+	// Hooks.HoldEnd is called when the store has answered, with its error, which is also logged as a warning.
+	// [Client.Close] waits for these requests. A process that ends without it, as by os.Exit, may leave the
+	// entry in the store until its TTL has passed.
+	//
+	// The store confirms the release as usual if the hold's deadline has passed, and always for
+	// [Hold.ReleaseAfter] and [Hold.Yield].
+	ReleaseInBackground bool
+
 	// Owner describes the client to other users of the store. The zero Owner means [DefaultOwner].
 	Owner Owner
 

@@ -201,12 +201,18 @@ func (p *Place) acquireEntry(ctx context.Context) (*tenure, error) {
 		return t, t.await(ctx, false)
 	}
 	if p.mode == line.Shared && !p.try && !p.ownEntry {
+		if err := p.queue.awaitRemovals(ctx, p.mode, false); err != nil {
+			return nil, err
+		}
 		return p.share(ctx)
 	}
 	if p.mode == line.Shared && !p.ownEntry {
 		if t := p.tryShare(); t != nil {
 			return t, nil
 		}
+	}
+	if err := p.queue.awaitRemovals(ctx, p.mode, p.try); err != nil {
+		return nil, err
 	}
 	t := newTenure(p.queue, p.mode, p.owner)
 	t.numbered, t.ownEntry = p.numbered, p.ownEntry

@@ -21,7 +21,8 @@ type queue struct {
 	mu            sync.Mutex
 	line          []*Place // the admitted ones are in front
 	admittedCount int      // how many are admitted
-	shared        *tenure  // the latest shared tenure, which places may join while it is joinable; may be nil
+	removals      []*removal
+	shared        *tenure // the latest shared tenure, which places may join while it is joinable; may be nil
 }
 
 // join appends a place to its queue. It fails if the places there are of another kind and, for a

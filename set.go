@@ -146,6 +146,11 @@ func (s *set) acquire(ctx context.Context) (failed *queue, err error) {
 // enter adds an entry for each place, in one step. It fails like acquire.
 func (s *set) enter() (failed *queue, err error) {
 	first := s.places[0].queue
+	for _, p := range s.places {
+		if err := p.queue.awaitRemovals(s.call.ctx, line.Exclusive, s.try); err != nil {
+			return p.queue, err
+		}
+	}
 	session, err := s.client.session(s.call.ctx)
 	if err != nil {
 		return first, err

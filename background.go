@@ -1,0 +1,127 @@
+package stile
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/line"
+)
+
+// releaseTimeout bounds the request of a release in the background. When it has passed, the release is
+// reported as not confirmed, and the store continues by itself.
+const releaseTimeout = 10 * time.Second
+
+// A removal is a request that removes an entry of this client while its queue already goes on.
+type removal struct {
+	mode line.Mode
+	done chan struct{} // closed when the request has an outcome
+}
+
+// releaseLater makes the request of a release in the background, if [Options.ReleaseInBackground] is set and
+// the hold is valid, and reports whether it does. If the deadline has passed, only the store can tell the
+// caller whether the lock was held until now.
+//
+// The hold's place leaves its queue at once, unless the next place is to get an entry that replaces the hold's.
+// The next place then joins the line behind the entry, and the store admits it once that is removed.
+func (r *releasing) releaseLater(ctx context.Context, reason EndReason, withdraw func(context.Context) error) bool {
+	h, t := r.hold, r.hold.tenure
+	c, q := t.queue.client, t.queue
+	if !c.opts.ReleaseInBackground || reason != EndReleased || !r.last || r.lost != 0 || !t.session.Valid() {
+		return false
+	}
+	if r.replacement != nil {
+		return c.later(ctx, func() {}, func(ctx context.Context) {
+			h.reportEndLater(reason, h.handOn(ctx, r.replacement))
+		})
+	}
+	return q.removeLater(ctx, t, h.place, withdraw, func(err error) { h.reportEndLater(reason, err) })
+}
+
+// removeLater withdraws the entry of a tenure that is over, in the background, and then calls done. The place
+// that used the tenure, if there is one, leaves the queue at once. Without a place the caller has counted a
+// reference to the queue. It returns false, and does nothing, if the client is closed.
+func (q *queue) removeLater(
+	ctx context.Context, t *tenure, p *Place, withdraw func(context.Context) error, done func(error),
+) bool {
+	r := &removal{mode: t.mode, done: make(chan struct{})}
+	start := func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.removals = append(q.removals, r)
+		if p != nil {
+			q.leaveLocked(p)
+		}
+	}
+	return q.client.later(ctx, start, func(ctx context.Context) {
+		err := withdraw(ctx)
+		q.mu.Lock()
+		q.removals = slices.DeleteFunc(q.removals, func(other *removal) bool { return other == r })
+		q.mu.Unlock()
+		close(r.done)
+		q.client.unref(q)
+		done(err)
+	})
+}
+
+// later calls start and then, in the background, f, whose context has the values of ctx. It returns false, and
+// calls neither, if the client is closed. [Client.Close] waits for f as long as its own context lasts.
+func (c *Client) later(ctx context.Context, start func(), f func(context.Context)) bool {
+	c.mu.Lock()
+	closed := c.life.Err() != nil
+	if !closed {
+		c.work.Add(1)
+	}
+	c.mu.Unlock()
+	if closed {
+		return false
+	}
+	start()
+	go func() {
+		defer c.work.Done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		defer context.AfterFunc(c.giveUpReleases, cancel)()
+		f(ctx)
+	}()
+	return true
+}
+
+// awaitRemovals waits for the outcome of removals that an entry of the given mode would be refused because of:
+// all, if it is a try, and those of another kind of lock. Other entries wait in the line.
+func (q *queue) awaitRemovals(ctx context.Context, mode line.Mode, try bool) error {
+	q.mu.Lock()
+	var refusing []*removal
+	for _, r := range q.removals {
+		if try || !line.SameKind(mode, r.mode) {
+			refusing = append(refusing, r)
+		}
+	}
+	q.mu.Unlock()
+	for _, r := range refusing {
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return errGaveUp
+		}
+	}
+	return nil
+}
+
+// reportEndLater logs and reports the end of a hold that was released in the background. err is what the store
+// has returned.
+func (h *Hold) reportEndLater(reason EndReason, err error) {
+	c := h.tenure.queue.client
+	reason, err = h.endOf(reason, 0, err)
+	held := bootclock.Now().Sub(h.acquiredAt)
+	c.notifier.post(func() {
+		if err != nil {
+			c.log(slog.LevelWarn, "release in the background failed", slog.String("lock", h.Name()), slog.Any("error", err))
+		} else {
+			h.logRelease()
+		}
+		h.callHoldEnd(reason, err, held)
+	})
+}
