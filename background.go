@@ -79,6 +79,7 @@ func (c *Client) later(ctx context.Context, start func(), f func(context.Context
 		return false
 	}
 	start()
+
 	go func() {
 		defer c.work.Done()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)

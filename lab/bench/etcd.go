@@ -29,6 +29,7 @@ const (
 	rawTurns     = "raw, taking turns"
 	stockMutex   = "concurrency.Mutex"
 	sessionTTL   = stile.DefaultTTL // of all sessions and locks, except on ZooKeeper
+	laterStile   = "Stile, releases in the background"
 	zkSessionTTL = 40 * time.Second
 )
 
@@ -153,6 +154,7 @@ func etcdExpectations(b *bench) []expectation {
 	}
 	all := []expectation{
 		{"uncontended pair, Stile / raw", b.pairRatio(rawEtcd), 1.10, true},
+		{"uncontended pair, released in the background / awaited", b.pairRatioOf(laterStile, stileName), 0.80, true},
 		{"hand-over, Stile / raw delete → watch event", b.handOverRatio(rawEtcd), 1.4, true},
 		{"2 clients, hold 0: acquisitions/s, Stile / concurrency.Mutex", rate(2, 0, false), 25, false},
 		{"2 clients, hold 3 ms: the same", rate(2, hold, false), 9, false},
@@ -190,6 +192,7 @@ func (e *etcd) setting(admin *clientv3.Client) setting {
 		{name: rawTurns, connect: e.connectTurns, takesPart: twoClients, contestsOnly: true},
 		{name: stockMutex, connect: e.connectStock},
 		{name: stileName, connect: e.connectStile},
+		{name: laterStile, connect: e.connectLater, takesPart: noContest},
 	}
 	s.noise = func(ctx context.Context) func() (float64, error) { return startPuts(ctx, admin) }
 	return s
@@ -393,6 +396,15 @@ func (c stockClient) Lock(ctx context.Context, name string) (func(context.Contex
 }
 
 func (e *etcd) connectStile(context.Context, int) (client, error) {
+	return e.stile(&stile.Options{TTL: sessionTTL})
+}
+
+// connectLater connects a client whose releases are not awaited.
+func (e *etcd) connectLater(context.Context, int) (client, error) {
+	return e.stile(&stile.Options{TTL: sessionTTL, ReleaseInBackground: true})
+}
+
+func (e *etcd) stile(opts *stile.Options) (client, error) {
 	cli, err := e.dial()
 	if err != nil {
 		return nil, err
@@ -401,7 +413,7 @@ func (e *etcd) connectStile(context.Context, int) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newStile(st, sessionTTL, func() {})
+	return newStileWith(st, opts, func() {})
 }
 
 // With putters and putPause, startPuts sends 300 puts a second, if etcd keeps up.

@@ -97,8 +97,10 @@ func (b *bench) lockRatio(other string) *ratio {
 	return compare(b.uncontended[b.subject].locks.medians(), b.uncontended[other].locks.medians())
 }
 
-func (b *bench) pairRatio(other string) *ratio {
-	return compare(b.uncontended[b.subject].pairs.medians(), b.uncontended[other].pairs.medians())
+func (b *bench) pairRatio(other string) *ratio { return b.pairRatioOf(b.subject, other) }
+
+func (b *bench) pairRatioOf(one, other string) *ratio {
+	return compare(b.uncontended[one].pairs.medians(), b.uncontended[other].pairs.medians())
 }
 
 func (b *bench) handOverRatio(other string) *ratio {

@@ -15,7 +15,11 @@ type stileClient struct {
 }
 
 func newStile(st store.Store, ttl time.Duration, disconnect func()) (client, error) {
-	c, err := stile.New(st, &stile.Options{TTL: ttl})
+	return newStileWith(st, &stile.Options{TTL: ttl}, disconnect)
+}
+
+func newStileWith(st store.Store, opts *stile.Options, disconnect func()) (client, error) {
+	c, err := stile.New(st, opts)
 	return stileClient{c, disconnect}, err
 }
 
