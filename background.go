@@ -41,29 +41,37 @@ func (r *releasing) releaseLater(ctx context.Context, reason EndReason, withdraw
 }
 
 // removeLater withdraws the entry of a tenure that is over, in the background, and then calls done. The place
-// that used the tenure, if there is one, leaves the queue at once. Without a place the caller has counted a
-// reference to the queue. It returns false, and does nothing, if the client is closed.
+// that used the tenure leaves the queue at once. It returns false, and does nothing, if the client is closed.
 func (q *queue) removeLater(
 	ctx context.Context, t *tenure, p *Place, withdraw func(context.Context) error, done func(error),
 ) bool {
-	r := &removal{mode: t.mode, done: make(chan struct{})}
+	var r *removal
 	start := func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		q.removals = append(q.removals, r)
-		if p != nil {
-			q.leaveLocked(p)
-		}
+		r = q.addRemovalLocked(t.mode)
+		q.leaveLocked(p)
 	}
 	return q.client.later(ctx, start, func(ctx context.Context) {
 		err := withdraw(ctx)
-		q.mu.Lock()
-		q.removals = slices.DeleteFunc(q.removals, func(other *removal) bool { return other == r })
-		q.mu.Unlock()
-		close(r.done)
-		q.client.unref(q)
+		q.removed(r)
 		done(err)
 	})
+}
+
+func (q *queue) addRemovalLocked(mode line.Mode) *removal {
+	r := &removal{mode: mode, done: make(chan struct{})}
+	q.removals = append(q.removals, r)
+	return r
+}
+
+// removed ends a removal, and drops a reference to the queue.
+func (q *queue) removed(r *removal) {
+	q.mu.Lock()
+	q.removals = slices.DeleteFunc(q.removals, func(other *removal) bool { return other == r })
+	q.mu.Unlock()
+	close(r.done)
+	q.client.unref(q)
 }
 
 // later calls start and then, in the background, f, whose context has the values of ctx. It returns false, and

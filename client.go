@@ -236,6 +236,7 @@ func (c *Client) callbacks() keeper.Callbacks {
 			renewed(RenewalEvent{Left: left, Err: err})
 		},
 		AtRisk: func(err error, left time.Duration) {
+			c.giveUpKept()
 			c.notifier.post(func() {
 				c.log(slog.LevelWarn, "renewal overdue", slog.Duration("left", left), slog.Any("error", err))
 				if hooks.SessionAtRisk != nil {

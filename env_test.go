@@ -30,6 +30,7 @@ type testEnv struct {
 	store *memstore.Store
 
 	oneByOne bool // the clients cannot join several lines in one step
+	deaf     bool // the clients get no reports of waiters
 }
 
 // oneByOneStore is a store without the capability EnqueueAll.
@@ -71,6 +72,9 @@ func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Cli
 	var st store.Store = w.store
 	if w.oneByOne {
 		st = oneByOneStore{w.store}
+	}
+	if w.deaf {
+		st = deafStore{w.store}
 	}
 	c, err := stile.New(st, opts)
 	if err != nil {

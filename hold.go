@@ -353,6 +353,8 @@ func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, wi
 		return err
 	case r.passed:
 		q.client.unref(q)
+	case r.kept:
+		h.tenure.watchBehind()
 	case r.releaseLater(ctx, reason, withdraw):
 		return nil
 	case r.replacement != nil:
@@ -407,6 +409,7 @@ type releasing struct {
 	err  error         // of the withdrawal
 
 	passed      bool    // the next place has its tenure
+	kept        bool    // its tenure is kept for a later place
 	replacement *tenure // what replaces its entry, for the next place; nil if the entry is to be withdrawn
 }
 
@@ -429,6 +432,12 @@ func (h *Hold) startRelease(handsOver bool) (*releasing, error) {
 	h.end(ErrReleased) // before anybody can get the lock
 	if handsOver && t.passLocked() {
 		r.passed = true
+		h.over.Store(true)
+		q.mu.Unlock()
+		return r, nil
+	}
+	if handsOver && t.keepLocked() {
+		r.kept = true
 		h.over.Store(true)
 		q.mu.Unlock()
 		return r, nil

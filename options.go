@@ -62,10 +62,30 @@ type Options struct {
 	// has an entry to itself: one of [Mutex.With], [RWMutex.With], [Client.LockAll] or [Election], and one that
 	// was asked for its Hold.EntryKey or has used Hold.SetRecord.
 	//
-	// Zero means [DefaultTurns]. One means that every hold has an entry of its own: then the store alone
+	// Zero means [DefaultTurns], and 2048 with Linger. One means that every hold has an entry of its own: then the store alone
 	// decides on the order, and it confirms every release. New returns an error if Turns is negative or more
 	// than 2048.
 	Turns int
+
+	// Linger is how long the client keeps a lock that no goroutine wants any more, to lock it again without a
+	// request to the store: Lock and TryLock of a name then take about a microsecond. It counts from when the
+	// store admitted the client's entry, and locking again does not extend it. The client gives the lock back
+	// before that when another client waits for it, when the Turns are used up, and when its session is in doubt.
+	//
+	// The cost is that of others. Their Lock waits for one more request and one more message; if the message is
+	// lost, for the rest of Linger. Their TryLock waits for up to a second, or a quarter of their TTL if that is
+	// shorter, before it returns a [*HeldError], because it cannot tell whether the lock is held or kept; it
+	// refuses at once in older clients and in TryLockAll. [Owner].Lingers shows such entries. Clients that are
+	// not Stile's and that try again instead of waiting in the line, as plain SET NX lockers on Redis do, may not
+	// get the lock at all: use no Linger for names that you share with them. A process that ends without
+	// [Client.Close] leaves what it keeps to its TTL.
+	//
+	// Mutexes and writers linger, except the holds that take no turns (see Turns), and after
+	// [Hold.ReleaseAfter]. A release that keeps the lock sends no request, as with Turns.
+	//
+	// Zero means that nothing is kept. New returns an error if Linger is negative, or is combined with LockDelay
+	// or with Turns of 1, and one matching [ErrUnsupported] on a store that does not report waiters (Redlock).
+	Linger time.Duration
 
 	// ReleaseInBackground makes a release return without waiting for the store: [Hold.Release], and everything
 	// that calls it, as [Mutex.Do], [Place.Leave] and [Leadership.Resign] do, and [MultiHold.Release]. Their nil
@@ -115,8 +135,21 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	}
 	if c.Turns == 0 {
 		c.Turns = DefaultTurns
+		if c.Linger > 0 {
+			c.Turns = maxTurns
+		}
 	}
 	var errs []error
+	switch {
+	case c.Linger < 0:
+		errs = append(errs, fmt.Errorf("a Linger of %v: it must not be negative", c.Linger))
+	case c.Linger > 0 && !caps.Contention:
+		errs = append(errs, fmt.Errorf("a Linger: %w by the %s store, which reports no waiters: leave it zero", ErrUnsupported, caps.Kind))
+	case c.Linger > 0 && c.LockDelay > 0:
+		errs = append(errs, errors.New("a Linger and a LockDelay: a lock that is only kept when its process dies would stay closed: leave one of them zero"))
+	case c.Linger > 0 && c.Turns == 1:
+		errs = append(errs, errors.New("a Linger and 1 Turns: to lock again with the same entry is another turn: allow more, or leave Linger zero"))
+	}
 	if c.Turns < 0 || c.Turns > maxTurns {
 		errs = append(errs, fmt.Errorf("%d Turns: they must be between 0 and %d", c.Turns, maxTurns))
 	}

@@ -200,6 +200,9 @@ func (p *Place) acquireEntry(ctx context.Context) (*tenure, error) {
 		}
 		return t, t.await(ctx, false)
 	}
+	if t := p.takeKept(); t != nil {
+		return t, nil
+	}
 	if p.mode == line.Shared && !p.try && !p.ownEntry {
 		if err := p.queue.awaitRemovals(ctx, p.mode, false); err != nil {
 			return nil, err
@@ -214,12 +217,22 @@ func (p *Place) acquireEntry(ctx context.Context) (*tenure, error) {
 	if err := p.queue.awaitRemovals(ctx, p.mode, p.try); err != nil {
 		return nil, err
 	}
+	t := p.newTenure()
+	err := t.acquire(ctx, p.try)
+	if held, ok := errors.AsType[*HeldError](err); ok && held.Holder != nil && held.Holder.Owner.Lingers {
+		t = p.newTenure()
+		err = t.outwait(ctx, err)
+	}
+	return t, err
+}
+
+func (p *Place) newTenure() *tenure {
 	t := newTenure(p.queue, p.mode, p.owner)
 	t.numbered, t.ownEntry = p.numbered, p.ownEntry
 	p.queue.mu.Lock()
 	p.tenure = t
 	p.queue.mu.Unlock()
-	return t, t.acquire(ctx, p.try)
+	return t
 }
 
 // entry describes the place to others in this client.

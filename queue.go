@@ -22,6 +22,7 @@ type queue struct {
 	line          []*Place // the admitted ones are in front
 	admittedCount int      // how many are admitted
 	removals      []*removal
+	kept          *tenure // kept although no place uses it; nil if there is none
 	shared        *tenure // the latest shared tenure, which places may join while it is joinable; may be nil
 }
 

@@ -147,6 +147,7 @@ func (s *set) acquire(ctx context.Context) (failed *queue, err error) {
 func (s *set) enter() (failed *queue, err error) {
 	first := s.places[0].queue
 	for _, p := range s.places {
+		_ = p.takeKept() // gives it up: a set's entries are fresh
 		if err := p.queue.awaitRemovals(s.call.ctx, line.Exclusive, s.try); err != nil {
 			return p.queue, err
 		}

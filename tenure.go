@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
@@ -56,11 +57,15 @@ type tenure struct {
 	loss       error         // set if it was lost
 	sharing    *sharing      // nil if the tenure has one user only
 
-	contended     bool     // a waiter was seen, in the queue or behind the entry
-	waitersBehind bool     // a waiter was seen behind the entry
-	onContended   []func() // called when contended becomes true
-	watching      bool     // the store was asked to report waiters behind the entry
-	hookAdded     bool     // the Contended hook was added to onContended
+	contended     bool // a waiter was seen, in the queue or behind the entry
+	waitersBehind bool // a waiter was seen behind the entry
+
+	lingerUntil bootclock.Instant // the tenure is not kept any longer; set with isAdmitted, if it lingers
+	lingerTimer *time.Timer       // gives it up then; nil until it is kept first
+
+	onContended []func() // called when contended becomes true
+	watching    bool     // the store was asked to report waiters behind the entry
+	hookAdded   bool     // the Contended hook was added to onContended
 }
 
 var (
@@ -110,6 +115,7 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 // stampOwner sets the times of the owner for an entry that is about to join the line.
 func (t *tenure) stampOwner(try bool) {
 	t.owner.Since, t.owner.Obtained, t.owner.Waits = time.Now(), time.Time{}, nil
+	t.owner.Lingers = t.lingers()
 	if try {
 		t.owner.Obtained = t.owner.Since // others see it only if the try succeeds
 	}
@@ -119,7 +125,7 @@ func (t *tenure) stampOwner(try bool) {
 func (t *tenure) requeueFrom(ctx context.Context, old *tenure) (err error) {
 	old.session.Unsubscribe(old)
 	t.session = old.session
-	t.owner.Since = time.Now()
+	t.owner.Since, t.owner.Lingers = time.Now(), t.lingers()
 	t.ticket, err = old.ticket.Extensions().Requeue(ctx, t.owner, t.notify)
 	return err
 }
@@ -284,6 +290,9 @@ func (t *tenure) notify(st store.Standing) {
 		defer t.queue.mu.Unlock()
 		if !t.isAdmitted {
 			t.isAdmitted, t.order = true, st.Order
+			if t.lingers() {
+				t.lingerUntil = bootclock.Now().Add(t.queue.client.opts.Linger)
+			}
 			if t.admitted != nil {
 				close(t.admitted)
 			}
@@ -331,6 +340,11 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 		return
 	}
 	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}
+	kept := q.kept == t
+	if kept {
+		q.kept = nil
+		t.lingerTimer.Stop()
+	}
 	t.stopPublishingLocked()
 	// The places leave the queue before any holder can act on its loss, and after all holds are
 	// lost: so a holder that locks again is not behind itself, and the next place is admitted only
@@ -347,6 +361,9 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 	}
 	q.mu.Unlock()
 	t.session.Unsubscribe(t)
+	if kept {
+		q.client.unref(q)
+	}
 	for _, h := range delivered {
 		q.client.unref(q)
 		h.reportLoss()
@@ -400,6 +417,9 @@ func (t *tenure) watchBehind() {
 			defer t.queue.mu.Unlock()
 			t.waitersBehind = true
 			t.contendedLocked()
+			if t.queue.kept == t {
+				t.queue.giveUpKeptLocked()
+			}
 		})
 	}
 }

@@ -50,12 +50,17 @@ func (t *tenure) passLocked() bool {
 	if next == nil || t.turn+1 >= q.client.opts.Turns || time.Since(t.acquiredAt) >= turnTime || !t.session.Valid() {
 		return false
 	}
-	t.turn++
 	t.holds = nil
-	t.contended, t.onContended, t.hookAdded = t.waitersBehind, nil, false
+	t.nextTurnLocked()
 	next.tenure, next.entered = t, t
 	q.leaveLocked(q.line[0])
 	return true
+}
+
+// nextTurnLocked begins the next turn of the tenure.
+func (t *tenure) nextTurnLocked() {
+	t.turn++
+	t.contended, t.onContended, t.hookAdded = t.waitersBehind, nil, false
 }
 
 // pin makes the current hold the last one of its tenure, because the store or a resource is asked whether the

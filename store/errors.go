@@ -86,6 +86,8 @@ func (e *HeldError) Error() string {
 		return fmt.Sprintf("lock %q is held", e.Name)
 	case e.Holder.Foreign || e.Holder.Owner.IsZero():
 		return fmt.Sprintf("lock %q is held by an unknown client (session %s)", e.Name, e.Holder.Session)
+	case e.Holder.Owner.Lingers:
+		return fmt.Sprintf("lock %q is held or kept by %s", e.Name, e.Holder.Owner)
 	default:
 		return fmt.Sprintf("lock %q is held by %s", e.Name, e.Holder.Owner)
 	}

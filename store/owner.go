@@ -29,6 +29,9 @@ type Owner struct {
 	// Obtained is when the owner got the lock, by the owner's wall clock. It is informational too,
 	// and others see it with a delay; see [Extensions.SetOwner]. Zero means that it is not known.
 	Obtained time.Time `json:"obtained,omitzero"`
+	// Lingers is set if the owner may keep its entry for a time after it has released the lock, to lock it
+	// again without a request, and until somebody else waits. So others cannot tell whether the lock is held.
+	Lingers bool `json:"lingers,omitempty"`
 	// Waits are other locks that the owner has been waiting for while it holds this one, for longer
 	// than a second. They are informational too, and others see them with a delay.
 	Waits []Wait `json:"waits,omitempty"`

@@ -153,6 +153,14 @@ func (s *Session) Valid() bool {
 	return s.lease.ValidAt(bootclock.Now())
 }
 
+// Healthy reports whether the session is valid and its renewal is not overdue. It is as exact as [Session.Valid].
+func (s *Session) Healthy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lease.Advance(bootclock.Now())
+	return s.lease.State() == Held
+}
+
 // Deadline returns until when the holds are valid if no further renewal is confirmed. Renewals move
 // it forward.
 func (s *Session) Deadline() Instant {
