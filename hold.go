@@ -354,7 +354,9 @@ func (h *Hold) release(ctx context.Context, reason EndReason, handsOver bool, wi
 	case r.passed:
 		q.client.unref(q)
 	case r.kept:
-		h.tenure.watchBehind()
+		if r.watches {
+			h.tenure.watchBehind()
+		}
 	case r.releaseLater(ctx, reason, withdraw):
 		return nil
 	case r.replacement != nil:
@@ -410,6 +412,7 @@ type releasing struct {
 
 	passed      bool    // the next place has its tenure
 	kept        bool    // its tenure is kept for a later place
+	watches     bool    // it is kept for the first time: the store must be asked to report waiters
 	replacement *tenure // what replaces its entry, for the next place; nil if the entry is to be withdrawn
 }
 
@@ -437,7 +440,7 @@ func (h *Hold) startRelease(handsOver bool) (*releasing, error) {
 		return r, nil
 	}
 	if handsOver && t.keepLocked() {
-		r.kept = true
+		r.kept, r.watches = true, !t.watching
 		h.over.Store(true)
 		q.mu.Unlock()
 		return r, nil

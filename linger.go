@@ -26,7 +26,7 @@ import (
 // mayLingerLocked reports whether the tenure may be kept now, or taken if it is kept.
 func (t *tenure) mayLingerLocked() bool {
 	return t.lingers() && !t.pinned && !t.waitersBehind && !t.over && t.turn+1 < t.queue.client.opts.Turns &&
-		bootclock.Now().Before(t.lingerUntil) && t.session.Healthy()
+		!t.lingerOver && t.session.Healthy()
 }
 
 // lingers reports whether the tenure may be kept at all.
@@ -42,9 +42,14 @@ func (t *tenure) keepLocked() bool {
 		return false
 	}
 	if t.lingerTimer == nil {
-		t.lingerTimer = time.AfterFunc(t.lingerUntil.Sub(bootclock.Now()), func() {
+		left := t.lingerUntil.Sub(bootclock.Now())
+		if left <= 0 {
+			return false
+		}
+		t.lingerTimer = time.AfterFunc(left, func() {
 			q.mu.Lock()
 			defer q.mu.Unlock()
+			t.lingerOver = true
 			if q.kept == t {
 				q.giveUpKeptLocked()
 			}

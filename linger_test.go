@@ -206,13 +206,13 @@ func TestLinger_notWithAnEntryOfItsOwn(t *testing.T) {
 func TestLinger_notAfterReleaseAfter(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann", lingering)
-		if err := lock(t, ann, "a").ReleaseAfter(t.Context(), time.Second); err != nil {
+		if err := lock(t, ann, "a").ReleaseAfter(t.Context(), time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
 			t.Errorf("got %v, want ErrHeld", err)
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Minute)
 	})
 }
 

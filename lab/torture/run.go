@@ -26,7 +26,7 @@ const programsVar = "STILE_TORTURE_PROGRAMS"
 type runFlags struct {
 	target, workload, faults, out string
 	programDir                    string // where the programs are; empty if they have to be built
-	duration, ttl                 time.Duration
+	duration, ttl, linger         time.Duration
 	workers                       int
 	seed                          uint64
 	shipped                       bool
@@ -57,6 +57,7 @@ It exits with 0 if no rule was broken, 1 if one was, and 2 if it failed.`,
 	flags.StringVar(&f.faults, "faults", "none", "faults that strike: a comma-separated list, all or none")
 	flags.DurationVar(&f.duration, "for", time.Minute, "duration of the run")
 	flags.DurationVar(&f.ttl, "ttl", 2*time.Second, "TTL of the locks' sessions")
+	flags.DurationVar(&f.linger, "linger", 0, "Options.Linger of Stile's clients")
 	flags.BoolVar(&f.shipped, "shipped", false, "run ZooKeeper with the ticks it ships with; needs a --ttl of at least 8s")
 	flags.IntVar(&f.workers, "workers", 6, "number of workers at a time")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of the random choices")
@@ -80,7 +81,7 @@ func (f *runFlags) run(ctx context.Context) error {
 	}
 	config := trial.Config{
 		Target: target, Workload: f.workload, Faults: f.faults, For: f.duration, TTL: f.ttl, Workers: f.workers, Seed: f.seed,
-		Shipped: f.shipped, Command: f.command(), Status: printStatus,
+		Linger: f.linger, Shipped: f.shipped, Command: f.command(), Status: printStatus,
 	}
 	if _, err := config.Check(); err != nil { // before anything is built
 		return err
@@ -142,6 +143,9 @@ func (f *runFlags) args() []string {
 	args := []string{
 		"run", "--target", f.target, "--workload", f.workload, "--faults", f.faults, "--for", f.duration.String(),
 		"--ttl", f.ttl.String(), "--workers", fmt.Sprint(f.workers), "--seed", fmt.Sprint(f.seed),
+	}
+	if f.linger > 0 {
+		args = append(args, "--linger", f.linger.String())
 	}
 	if f.shipped {
 		args = append(args, "--shipped")

@@ -87,6 +87,8 @@ type Config struct {
 	// TTL is how long a session or a lock lives without being renewed. On etcd it is rounded up to
 	// the second.
 	TTL time.Duration `json:"ttl_ns"`
+	// Linger is how long a client keeps a released lock. Only Stile does.
+	Linger time.Duration `json:"linger_ns,omitempty"`
 	// Patient makes rueidislock wait for a reply for as long as the TTL. By default it abandons a
 	// request after 20 ms, which a busy machine may need. Then it waits, forever, for a
 	// notification about a lock that is free. That is not what the tests are about.

@@ -34,7 +34,7 @@ func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
 func newClient(conn *storeurl.Conn, c Config, worker string) (*stile.Client, error) {
 	owner := stile.DefaultOwner()
 	owner.Labels = map[string]string{"worker": worker}
-	opts := &stile.Options{TTL: c.TTL, Owner: owner}
+	opts := &stile.Options{TTL: c.TTL, Linger: c.Linger, Owner: owner}
 	if c.OnSession != nil {
 		opts.Hooks.SessionOpened = func(stile.SessionEvent) { c.OnSession() }
 	}

@@ -1,6 +1,10 @@
 package mutant
 
-import "github.com/stilelock/stile/lab/torture/verdict"
+import (
+	"strings"
+
+	"github.com/stilelock/stile/lab/torture/verdict"
+)
 
 // All returns all mutants.
 func All() []Mutant {
@@ -430,5 +434,36 @@ func All() []Mutant {
 			Cluster: "etcd", Workload: "crowd", Faults: "none",
 			CaughtBy: []string{verdict.RuleStranded},
 		},
+		{
+			Name:   "linger-ignores-waiters",
+			Breaks: "a lock that is only kept is given up when another client waits: here it is kept for an hour",
+			Edits: []Edit{
+				{lingers.File, lingers.Old, strings.Replace(lingers.New, "c.TTL / 2", "time.Hour", 1)},
+				{
+					"tenure.go",
+					"			t.waitersBehind = true\n			t.contendedLocked()\n			if t.queue.kept == t {",
+					"			t.contendedLocked()\n			if t.waitersBehind {",
+				},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "none",
+			CaughtBy: []string{verdict.RuleOvertaken},
+		},
+		{
+			Name:   "turn-keeps-token",
+			Breaks: "each turn has a larger token: here all turns of an entry have the same one",
+			Edits: []Edit{
+				lingers,
+				{"hold.go", "tokenOf(t.order) | uint64(t.turn)", "tokenOf(t.order)"},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "none",
+			CaughtBy: []string{verdict.RuleTokenTwice, verdict.RuleGrantedTwice},
+		},
 	}
+}
+
+// lingers makes the clients of a worker keep locks, for the mutants that break the rules of that.
+var lingers = Edit{
+	"lab/torture/locker/stile.go",
+	"Linger: c.Linger,",
+	"Linger: c.TTL / 2,",
 }

@@ -40,6 +40,8 @@ type Config struct {
 	For time.Duration
 	// TTL is the TTL of the locks' sessions.
 	TTL time.Duration
+	// Linger is [stile.Options.Linger] of Stile's clients.
+	Linger time.Duration
 	// Shipped runs ZooKeeper with the ticks that it ships with; see [site.Options].
 	Shipped bool
 	// Workers is the number of workers at a time.
@@ -393,7 +395,7 @@ func (r *run) config(worker string) workload.Config {
 	return workload.Config{
 		Worker: worker, Workload: r.Workload, Seed: r.Seed, Prefix: prefix, Stile: r.programs.Stile,
 		Locker: locker.Config{
-			Kind: r.Target.Locker, URL: r.cluster.URL(), Addresses: r.cluster.Addrs(), TTL: r.TTL,
+			Kind: r.Target.Locker, URL: r.cluster.URL(), Addresses: r.cluster.Addrs(), TTL: r.TTL, Linger: r.Linger,
 		},
 		Recorder: r.socket("recorder"), Resource: r.socket("resource"),
 	}

@@ -263,7 +263,7 @@ func describe(l stile.Line) string {
 	case n == 1 && l.Holders[0].Owner.IsZero():
 		words = append(words, "held")
 	case n == 1:
-		words = append(words, "held by "+l.Holders[0].Owner.String())
+		words = append(words, heldWord(l.Holders[0])+l.Holders[0].Owner.String())
 	}
 	if n := len(l.Waiters); n > 0 {
 		words = append(words, fmt.Sprintf("%d waiting", n))

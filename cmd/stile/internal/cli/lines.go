@@ -53,6 +53,8 @@ func holders(l stile.Line) string {
 		text += fmt.Sprintf(" (%d of %d slots)", len(l.Holders), n)
 	} else if l.Holders[0].Mode == line.Shared {
 		text += " (shared)"
+	} else if l.Holders[0].Owner.Lingers {
+		text += " (or kept)"
 	}
 	return text
 }
@@ -102,6 +104,8 @@ func state(l stile.Line) string {
 		text = "free"
 	case slots > 0:
 		text = fmt.Sprintf("%d of %d slots taken", n, slots)
+	case n == 1 && l.Holders[0].Owner.Lingers:
+		text = "held or kept"
 	case n == 1:
 		text = "held"
 	default:
@@ -170,11 +174,12 @@ func heldFor(e stile.Entry, now time.Time) string {
 
 // holding formats how long a holder has held its lock and how long it had waited for it.
 func holding(e stile.Entry, now time.Time) string {
+	word := strings.TrimSuffix(heldWord(e), "by ")
 	held, bounded := strings.CutPrefix(heldFor(e, now), "<")
 	if bounded {
-		return "held for less than " + held
+		return word + "for less than " + held
 	}
-	text := "held for " + held
+	text := word + "for " + held
 	if waited, ok := elapsed(e.Owner.Since, e.Owner.Obtained); ok && held != "?" && waited >= time.Second {
 		text += ", waited " + twoUnits(waited)
 	}

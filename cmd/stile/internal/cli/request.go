@@ -201,5 +201,5 @@ func heldError(err error) error {
 	if !ok || held.Holder == nil || held.ClosedFor > 0 {
 		return err
 	}
-	return fmt.Errorf("lock %q is held by %s", held.Name, holderName(*held.Holder))
+	return fmt.Errorf("lock %q is %s%s", held.Name, heldWord(*held.Holder), holderName(*held.Holder))
 }

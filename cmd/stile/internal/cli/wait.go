@@ -125,7 +125,7 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 // status returns texts about the holders, in several lengths for different terminal widths.
 func (w *wait) status(line stile.Line, waited time.Duration) []string {
 	name := fmt.Sprintf("%q: ", w.name)
-	held, since := "held by "+holders(line), sinceWhen(line)
+	held, since := heldBy(line), sinceWhen(line)
 	return []string{
 		name + held + since + "; waited " + twoUnits(waited), name + held + since, name + held, held, "waited " + twoUnits(waited),
 	}

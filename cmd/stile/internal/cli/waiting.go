@@ -142,13 +142,14 @@ func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration)
 	if ahead < 0 {
 		place, shortest = "", "waiting"
 	}
-	held, since := "held by "+holderNames(line), sinceWhen(line)
+	word := heldWord(line.Holders[0])
+	held, since := word+holderNames(line), sinceWhen(line)
 	texts := []string{name + held + since + place + so, name + held + since + place, name + held + place}
 	if owner := line.Holders[0].Owner; owner.Command != "" && owner.Host != "" {
 		owner.Command = ""
-		texts = append(texts, name+"held by "+owner.String()+place)
+		texts = append(texts, name+word+owner.String()+place)
 		owner.PID = 0
-		texts = append(texts, name+"held by "+owner.String()+place, "held by "+owner.String()+place)
+		texts = append(texts, name+word+owner.String()+place, word+owner.String()+place)
 	}
 	return append(texts, shortest)
 }
@@ -166,7 +167,7 @@ func holderOf(line stile.Line) string {
 	if len(line.Holders) == 0 {
 		return "it has just become free"
 	}
-	return "it is held by " + holderNames(line)
+	return "it is " + heldWord(line.Holders[0]) + holderNames(line)
 }
 
 // holderNames names the first holder of a lock that is held, and counts the others.
@@ -180,6 +181,14 @@ func holderNames(line stile.Line) string {
 	default:
 		return fmt.Sprintf("%s and %d others", name, others)
 	}
+}
+
+// heldWord says no more than is known: whether the holder still holds the lock or only keeps it.
+func heldWord(holder stile.Entry) string {
+	if holder.Owner.Lingers {
+		return "held or kept by "
+	}
+	return "held by "
 }
 
 // holderName describes the owner of an entry, which may be a foreign client.
