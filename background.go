@@ -21,15 +21,15 @@ type removal struct {
 }
 
 // releaseLater makes the request of a release in the background, if [Options.ReleaseInBackground] is set and
-// the hold is valid, and reports whether it does. If the deadline has passed, only the store can tell the
-// caller whether the lock was held until now.
+// the deadline has not passed, and reports whether it does. Afterwards only the store can tell the caller
+// whether the lock was held until now.
 //
 // The hold's place leaves its queue at once, unless the next place is to get an entry that replaces the hold's.
 // The next place then joins the line behind the entry, and the store admits it once that is removed.
 func (r *releasing) releaseLater(ctx context.Context, reason EndReason, withdraw func(context.Context) error) bool {
 	h, t := r.hold, r.hold.tenure
 	c, q := t.queue.client, t.queue
-	if !c.opts.ReleaseInBackground || reason != EndReleased || !r.last || r.lost != 0 || !t.session.Valid() {
+	if !c.opts.ReleaseInBackground || reason != EndReleased || !r.last || r.lost != 0 {
 		return false
 	}
 	if r.replacement != nil {
