@@ -342,7 +342,14 @@ func TestLinger_ownWaitersGoFirst(t *testing.T) {
 		if next.Token() != h.Token()+1 {
 			t.Errorf("got token %d after %d", next.Token(), h.Token())
 		}
+		third := wait(t.Context(), t, ann, "a")
+		time.Sleep(10 * time.Millisecond) // the time of the turns is over, the linger time is not
 		release(t, next)
+		last := third.expectHoldNow()
+		if last.Token()>>store.TurnBits == next.Token()>>store.TurnBits {
+			t.Errorf("got the tokens %d and %d of one entry", next.Token(), last.Token())
+		}
+		release(t, last)
 		w.expectLine("a", "ann")
 	})
 }

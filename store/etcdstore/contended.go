@@ -6,6 +6,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
@@ -49,6 +50,9 @@ func (e *entry) awaitContention(ctx context.Context) bool {
 		if !resp.Created && !slices.ContainsFunc(resp.Events, (*clientv3.Event).IsCreate) {
 			continue // an entry was changed
 		}
+		if e.currentValue().Mode == line.Exclusive && slices.ContainsFunc(resp.Events, e.isBehind) {
+			return true // whatever joins behind an exclusive entry waits
+		}
 		l, _, err := s.read(ctx, e.req.Name)
 		if err != nil {
 			return false
@@ -60,4 +64,10 @@ func (e *entry) awaitContention(ctx context.Context) bool {
 		}
 	}
 	return false
+}
+
+// isBehind reports whether an event shows that another entry has joined the line behind this one.
+func (e *entry) isBehind(ev *clientv3.Event) bool {
+	name, _, ok := e.session.store.keys.parse(ev.Kv)
+	return ok && ev.IsCreate() && name == e.req.Name && uint64(ev.Kv.CreateRevision) > e.order
 }
