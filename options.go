@@ -81,7 +81,9 @@ type Options struct {
 	// [Client.Close] leaves what it keeps to its TTL.
 	//
 	// Mutexes and writers linger, except the holds that take no turns (see Turns), and after
-	// [Hold.ReleaseAfter]. A release that keeps the lock sends no request, as with Turns.
+	// [Hold.ReleaseAfter]. A release that keeps the lock sends no request, as with Turns. So if an operator breaks
+	// the entry, or the store removes it early, the client may lock again with it until it is told; resources
+	// that check tokens refuse such a hold once they have seen a newer one.
 	//
 	// Zero means that nothing is kept. New returns an error if Linger is negative, or is combined with LockDelay
 	// or with Turns of 1, and one matching [ErrUnsupported] on a store that does not report waiters (Redlock).
