@@ -98,8 +98,8 @@ func (c *Client) later(ctx context.Context, start func(), f func(context.Context
 	return true
 }
 
-// awaitRemovals waits for the outcome of removals that an entry of the given mode would be refused because of:
-// all, if it is a try, and those of another kind of lock. Other entries wait in the line.
+// awaitRemovals waits for the removals whose entries would make the store refuse an entry of this mode: all of
+// them for a try, otherwise those of another kind of lock.
 func (q *queue) awaitRemovals(ctx context.Context, mode line.Mode, try bool) error {
 	q.mu.Lock()
 	var refusing []*removal

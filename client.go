@@ -76,8 +76,8 @@ func New(st store.Store, opts *Options) (*Client, error) {
 // ended in the store, the next waiters need not wait for it to expire. Release all holds before Close:
 // then each release is confirmed, and no [Options.LockDelay] applies.
 //
-// ctx bounds that wait and the request that ends the session. If ctx has already ended, Close allows two seconds,
-// so that defer client.Close(ctx) also works after a signal. Close also waits for pending hooks and
+// ctx bounds that wait and the request that ends the session. If ctx has already ended, Close allows two
+// seconds, so that defer client.Close(ctx) also works after a signal. Close also waits for pending hooks and
 // log messages, at most two seconds.
 //
 // On failure the client is closed nevertheless, and the store ends its session when the TTL has

@@ -10,9 +10,10 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// With [Options.Linger] a tenure is kept after its last hold was released, with its entry in the store, so that
-// the client can lock the name again without a request: that is the next turn of the tenure. It is given up
-
+// This file keeps tenures: with [Options.Linger], after the last hold of a tenure was released, its entry stays in
+// the store, so that the client can lock the name again without a request. That is the next turn of the tenure.
+// A kept tenure is given up:
+//
 //   - when the store reports that another client waits behind the entry; a lost report costs that client at
 //     most the rest of the linger time
 //   - when the linger time has passed since the store admitted the entry; turns do not extend it
@@ -56,7 +57,7 @@ func (t *tenure) keepLocked() bool {
 		})
 	}
 	q.kept = t
-	t.holds = nil
+	t.holds, t.onContended = nil, nil
 	q.leaveLocked(q.line[0])
 	return true
 }
@@ -91,8 +92,7 @@ func (q *queue) giveUpKeptLocked() {
 		return
 	}
 	q.kept, t.over = nil, true
-	t.lingerTimer.Stop()
-	t.stopPublishingLocked()
+	t.stopTimersLocked()
 	r := q.addRemovalLocked(t.mode)
 	go q.giveBack(t, r) // the store may be the caller
 }
@@ -132,7 +132,8 @@ func (c *Client) giveUpKept() {
 const maxKeptWait = time.Second
 
 // outwait is the second attempt of a try that was refused because of an entry that may only be kept: it waits
-// behind that entry, which makes the client that keeps it give it up. If the lock is not free in time, it returns refused.
+// behind that entry, which makes the client that keeps it give it up. If the lock is not free in time, it
+// returns refused.
 func (t *tenure) outwait(ctx context.Context, refused error) error {
 	short, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -3,6 +3,7 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -55,6 +56,24 @@ func TestLinger_locksAgainWithoutRequest(t *testing.T) {
 		w.expectLine("a")
 		if n := ann.Queues(); n != 0 {
 			t.Errorf("got %d queues after Close, want 0", n)
+		}
+	})
+}
+
+// A waiter that comes when the lock is only kept does not concern the hold that has ended.
+func TestLinger_contendedAfterTheEnd(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		var log record[string]
+		ann := w.client("ann", lingering, func(o *stile.Options) {
+			o.Hooks.HoldEnd = func(context.Context, stile.HoldEndEvent) { log.add("end") }
+			o.Hooks.Contended = func(context.Context, stile.ContentionEvent) { log.add("contended") }
+		})
+		release(t, lock(t, ann, "a"))
+		synctest.Wait()
+		release(t, lock(t, w.client("bob"), "a"))
+		synctest.Wait()
+		if got := log.all(); !slices.Equal(got, []string{"end"}) {
+			t.Errorf("got hooks %q, want end alone", got)
 		}
 	})
 }

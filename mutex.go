@@ -44,7 +44,7 @@ func (m *Mutex) Name() string { return m.locker.name }
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, false) }
 
 // TryLock takes the lock if nobody holds it or waits for it. It does not wait for the lock, only for
-// the store. If the lock is not free, or is closed because of [Options.LockDelay], the error is a
+// the store; and for up to a second if another client may only keep the lock ([Options.Linger]). If the lock is not free, or is closed because of [Options.LockDelay], the error is a
 // [*HeldError]. Otherwise TryLock behaves like Lock, but it does not return [ErrReentrant]: a lock that
 // the caller holds is not free.
 func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, true) }
@@ -71,7 +71,7 @@ func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join
 //
 // If the lock cannot be taken, Do returns that error and does not run f. Otherwise it returns f's
 // error joined with the error of the release. A nil error means that f succeeded and the lock was
-// held until f returned.
+// held until f returned, with the exceptions of [Hold.Release].
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) error) error {
 	return m.locker.do(ctx, f)
 }

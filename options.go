@@ -62,22 +62,24 @@ type Options struct {
 	// has an entry to itself: one of [Mutex.With], [RWMutex.With], [Client.LockAll] or [Election], and one that
 	// was asked for its Hold.EntryKey or has used Hold.SetRecord.
 	//
-	// Zero means [DefaultTurns], and 2048 with Linger. One means that every hold has an entry of its own: then the store alone
-	// decides on the order, and it confirms every release. New returns an error if Turns is negative or more
-	// than 2048.
+	// Zero means [DefaultTurns], and 2048 with Linger. One means that every hold has an entry of its own: then
+	// the store alone decides on the order, and it confirms every release. New returns an error if Turns is
+	// negative or more than 2048.
 	Turns int
 
 	// Linger is how long the client keeps a lock that no goroutine wants any more, to lock it again without a
-	// request to the store: Lock and TryLock of a name then take about a microsecond. It counts from when the
-	// store admitted the client's entry, and locking again does not extend it. The client gives the lock back
+	// request to the store: Lock and TryLock of a name then take about a microsecond. The time starts when the
+	// store admits the client's entry. Locking again does not extend it. The client gives the lock back
 	// before that when another client waits for it, when the Turns are used up, and when its session is in doubt.
 	//
 	// The cost is that of others. Their Lock waits for one more request and one more message; if the message is
 	// lost, for the rest of Linger. Their TryLock waits for up to a second, or a quarter of their TTL if that is
-	// shorter, before it returns a [*HeldError], because it cannot tell whether the lock is held or kept; it
-	// refuses at once in older clients and in TryLockAll. [Owner].Lingers shows such entries. Clients that are
-	// not Stile's and that try again instead of waiting in the line, as plain SET NX lockers on Redis do, may not
-	// get the lock at all: use no Linger for names that you share with them. A process that ends without
+	// shorter, before it returns a [*HeldError], because it cannot tell whether the lock is held or kept.
+	// TryLockAll, and TryLock of older versions, return the error at once, and a semaphore or a read-write lock
+	// of the name a [*KindError]. [Owner].Lingers shows such entries. Clients that try again instead of waiting
+	// in the line, as plain SET NX lockers on Redis and users of TryLockAll do, may not get the lock at all: use
+	// no Linger for names that you share with them. Each kept name costs a timer and a watch in the store, so
+	// linger where few names are locked often. A process that ends without
 	// [Client.Close] leaves what it keeps to its TTL.
 	//
 	// Mutexes and writers linger, except the holds that take no turns (see Turns), and after
@@ -92,12 +94,14 @@ type Options struct {
 	// ReleaseInBackground makes a release return without waiting for the store: [Hold.Release], and everything
 	// that calls it, as [Mutex.Do], [Place.Leave] and [Leadership.Resign] do, and [MultiHold.Release]. Their nil
 	// then means that the hold has ended here. The store may still have the entry for a moment, and until it is
-	// removed other clients do not get the lock. If it was not held until the release, the caller is not told.
+	// removed other clients do not get the lock. If the lock had been lost before the release, only Hooks.HoldEnd
+	// and the log report it.
 	//
 	// The client may lock the name again at once. Lock then joins the line behind the old entry; a Try method
 	// waits until the outcome of the release is known, so that the old entry does not refuse it.
 	//
-	// Hooks.HoldEnd is called when the store has answered, with its error, which is also logged as a warning.
+	// Hooks.HoldEnd is called when the store has answered, with its error, which is also logged as a warning. So
+	// it may come after HoldStart of the client's next hold, and the time that it tells includes the request.
 	// [Client.Close] waits for these requests. A process that ends without it, as by os.Exit, may leave the
 	// entry in the store until its TTL has passed.
 	//

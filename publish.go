@@ -138,8 +138,11 @@ func (t *tenure) publishNow(ctx context.Context) {
 	}
 }
 
-// stopPublishingLocked ends the publication of a tenure that is over.
-func (t *tenure) stopPublishingLocked() {
+// stopTimersLocked stops the timers of a tenure that is over.
+func (t *tenure) stopTimersLocked() {
+	if t.lingerTimer != nil {
+		t.lingerTimer.Stop()
+	}
 	if t.publication.timer != nil {
 		t.publication.timer.Stop()
 	}

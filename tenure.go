@@ -236,7 +236,7 @@ func (t *tenure) withdraw() {
 	}
 	t.queue.mu.Lock()
 	t.over = true
-	t.stopPublishingLocked()
+	t.stopTimersLocked()
 	t.queue.mu.Unlock()
 	t.session.Unsubscribe(t)
 	ctx, cancel := context.WithTimeout(t.queue.client.life, withdrawTimeout)
@@ -277,7 +277,7 @@ func (t *tenure) dropLocked() (last bool) {
 		return false
 	}
 	t.over = true
-	t.stopPublishingLocked()
+	t.stopTimersLocked()
 	return true
 }
 
@@ -344,9 +344,8 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 	kept := q.kept == t
 	if kept {
 		q.kept = nil
-		t.lingerTimer.Stop()
 	}
-	t.stopPublishingLocked()
+	t.stopTimersLocked()
 	// The places leave the queue before any holder can act on its loss, and after all holds are
 	// lost: so a holder that locks again is not behind itself, and the next place is admitted only
 	// when every hold is over.
