@@ -277,12 +277,12 @@ func (h *Hold) Contended() <-chan struct{} {
 // Release gives the lock up. The hold is invalid and its context has ended as soon as Release is
 // called, whatever it returns.
 //
-// On success the store has confirmed that the lock was held until now and is free for the next
-// waiter. There are three exceptions, which send no request: a goroutine of the same client has the next turn
-// with the entry ([Options.Turns]), other readers of the client share it, or the client keeps it
+// On success the store has confirmed that the lock was held until now and is free for the next waiter.
+// There are three exceptions, which send no request: a goroutine of the same client has the next turn with
+// the entry ([Options.Turns]), other readers of the client share it, or the client keeps it
 // ([Options.Linger]). Then the lock was held until now as far as the deadline tells. With
-// [Options.ReleaseInBackground] success confirms nothing. That the entry had been broken just before, or the session ended early by
-// the store, is reported to the holds that have the entry next. The errors are:
+// [Options.ReleaseInBackground] success confirms nothing. That the entry had been broken just before, or
+// the session ended early by the store, is reported to the holds that have the entry next. The errors are:
 //   - a [*LostError] if the lock had been lost
 //   - one matching [ErrNotKnown] if the lock is free now but may have been lost before: a request got no
 //     reply, and its repetition found no entry

@@ -43,10 +43,11 @@ func (m *Mutex) Name() string { return m.locker.name }
 // the name is in use as a semaphore, the error is a [*KindError].
 func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, false) }
 
-// TryLock takes the lock if nobody holds it or waits for it. It does not wait for the lock, only for
-// the store; and for up to a second if another client may only keep the lock ([Options.Linger]). If the lock is not free, or is closed because of [Options.LockDelay], the error is a
-// [*HeldError]. Otherwise TryLock behaves like Lock, but it does not return [ErrReentrant]: a lock that
-// the caller holds is not free.
+// TryLock takes the lock if nobody holds it or waits for it. It does not wait for the lock, only for the
+// store. But it waits for up to a second if another client may only keep the lock ([Options.Linger]). If
+// the lock is not free, or is closed because of [Options.LockDelay], the error is a [*HeldError]. Otherwise
+// TryLock behaves like Lock, but it does not return [ErrReentrant]: a lock that the caller holds is not
+// free.
 func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, true) }
 
 // Join gets in line for the lock and returns at once. Use it instead of Lock to wait for several

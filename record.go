@@ -51,12 +51,12 @@ func (h *Hold) SetRecord(ctx context.Context, value []byte) error {
 		return fail(fmt.Errorf("it has %d bytes, more than the maximum of %d", len(value), MaxRecordBytes))
 	}
 	t.awaitPendingLoss()
+	t.pin() // before the check: a release between them would hand the entry to another hold
 	if released, loss := h.ended(); loss != nil {
 		return loss
 	} else if released {
 		return fail(ErrReleased)
 	}
-	t.pin()
 	err := t.ticket.Extensions().SetRecord(ctx, slices.Clone(value))
 	if reason := t.reasonIn(err); reason != 0 {
 		t.lose(reason, err) // the notification may be late

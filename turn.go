@@ -16,8 +16,8 @@ const DefaultTurns = 64
 const maxTurns = 1 << store.TurnBits
 
 // turnTime is how long after the first hold of a tenure another one may begin. So a client that takes turns
-// keeps the others waiting for that long and for one hold more. It is shorter than publishAfter: what others
-// see of an entry is never about an earlier turn.
+// keeps the others waiting for that long and for one hold more. It is shorter than publishAfter. So what others
+// see of an entry is not about an earlier turn, unless the entry was kept between two turns.
 const turnTime = 10 * time.Millisecond
 
 // Turns: an exclusive tenure lends one hold after another to the places of this client, in their order. Each

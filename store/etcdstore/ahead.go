@@ -13,7 +13,8 @@ import (
 // sizes are the numbers of entries from which a line counts as crowded: [defaultSizes], unless a
 // test sets others.
 type sizes struct {
-	// readAtJoin is how many other entries an exclusive entry reads when it joins a line. If there are more, it does not know the line. At least 1.
+	// readAtJoin is how many other entries an exclusive entry reads when it joins a line. If there are more,
+	// it does not know the line. At least 1.
 	readAtJoin int
 	// watchLimit is how many entries may be ahead of an exclusive entry for which a watch of its line
 	// is opened. If there are more, it follows one of them.

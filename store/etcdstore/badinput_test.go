@@ -354,8 +354,8 @@ func TestEnqueue_abortInFullCluster(t *testing.T) {
 	eventually(t, "the entry is deleted", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
 }
 
-// The cluster runs out of space with the request that inserts an entry: it carries the request out, and replies that
-// it is out of space. The caller has not got the lock, and the entry is deleted, also if that is refused at first.
+// The request that inserts an entry uses up the cluster's space: the cluster carries it out, and replies that it is
+// out of space. The caller has not got the lock, and the entry is deleted, also if that is refused at first.
 // Promise: P5
 func TestEnqueue_usesUpTheSpace(t *testing.T) {
 	t.Parallel()

@@ -228,8 +228,8 @@ func (set entrySet) each(find func(int, *entry) (a insertion, there bool, err er
 	return all, nil
 }
 
-// abort deletes the entries and voids the attempts that are still in flight, if any. It returns when that is done, or
-// when ctx ends; then it continues in the background.
+// abort deletes the entries and voids the attempts that are still in flight, if any. It returns when that is
+// done, or when ctx ends; then it continues in the background.
 func (set entrySet) abort(ctx context.Context) {
 	se := set[0].session
 	names := make([]string, 0, len(set))

@@ -73,10 +73,10 @@ func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (remova
 // errRemoved ends the context of the first attempt of a removal that has found the key.
 var errRemoved = errors.New("the key is deleted")
 
-// removeAgain repeats the request of a removal until it is answered. Several attempts may be in
-// flight. When one does not find the key, the others, and the very first until its context has ended,
-// are awaited for the store's answerTimeout. If that has deleted the key, nothing else is awaited. An attempt that is not answered within
-// [attempts.MaxTimeout] is canceled, which bounds their number.
+// removeAgain repeats the request of a removal until it is answered. Several attempts may be in flight.
+// When one does not find the key, the others, and the very first until its context has ended, are awaited
+// for the store's answerTimeout. If that has deleted the key, nothing else is awaited. An attempt that is
+// not answered within [attempts.MaxTimeout] is canceled, which bounds their number.
 func (s *Store) removeAgain(ctx context.Context, first context.Context, request removeFunc) (r removal, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
