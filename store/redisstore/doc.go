@@ -32,7 +32,8 @@
 //
 // Every entry, whether it holds or waits, has a lease that ends one TTL after its session was last
 // confirmed. A confirmation renews the session and all its entries, in one round trip or, for
-// thousands of entries, in a few. Admission does not change an entry's lease, so a confirmation
+// thousands of entries, in a few. Those that are alone in their lines are renewed up to a hundred at a
+// time; if one is not alone any more, another round trip renews it. Admission does not change an entry's lease, so a confirmation
 // covers an entry even if its client learns of the admission late or never.
 //
 // In a cluster the session and its entries may be on different servers. A confirmation succeeds only

@@ -28,6 +28,7 @@ type payload struct {
 type entry struct {
 	session *session
 	req     store.Request
+	number  int64 // the store numbers its entries in the order in which it makes them
 	id      string
 	line    lineKeys
 	payload string
@@ -39,6 +40,7 @@ type entry struct {
 	joinInDoubt    atomic.Bool // a request to put it in was abandoned, and may yet be carried out
 	removed        atomic.Bool // it is known to be out of the line
 	outlasts       atomic.Bool // it outlives its session, or may
+	alone          atomic.Bool // it held the lock and was alone in the line when it was last visited or renewed
 	removalInDoubt atomic.Bool // a request to remove it, now or later, got no reply and may have been carried out
 
 	renewing bool // confirmations renew it; guarded by the session's mutex
@@ -90,7 +92,7 @@ func (se *session) enqueue(ctx context.Context, entries []*entry) error {
 func (se *session) newEntry(req store.Request) (*entry, error) {
 	text, err := json.Marshal(payload{Session: se.id, Owner: req.Owner})
 	return &entry{
-		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
+		session: se, req: req, number: se.store.made.Add(1), id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
 		payload: string(text), delivery: delivery.New(req.Notify),
 	}, err
 }
@@ -188,12 +190,9 @@ func (se *session) sendJoin(ctx context.Context, entries []*entry, keep time.Dur
 // joinOperation returns the operation that puts entries in.
 func (se *session) joinOperation(entries []*entry, keep time.Duration) operation {
 	s, e := se.store, entries[0]
-	try, flag := "0", ""
+	try, flag := "0", s.flag(e.line)
 	if e.req.Try {
 		try = "1"
-	}
-	if s.isSubscribed(e.line) {
-		flag = "l"
 	}
 	o := operation{line: e.line, session: se.key()}
 	switch {

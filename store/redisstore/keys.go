@@ -46,6 +46,11 @@ func (l lineKeys) all() []string {
 	}
 }
 
+// renewed returns those of the script's KEYS that a renewal needs.
+func (l lineKeys) renewed() []string {
+	return []string{l.lock, l.side + holdersSuffix, l.side + leasesSuffix, l.side + entriesSuffix}
+}
+
 func (k keys) session(id string) string { return k.prefix + "//session/" + id }
 
 // changes returns the channel on which the names of changed lines are published.

@@ -133,6 +133,14 @@ func (s *Store) isSubscribed(l lineKeys) bool {
 	return sub != nil && sub.active.Load()
 }
 
+// flag returns the flag that the information about an undetached entry must have: see line.lua.
+func (s *Store) flag(l lineKeys) string {
+	if s.isSubscribed(l) {
+		return "l"
+	}
+	return ""
+}
+
 // run polls until the poller has no members.
 func (p *poller) run(nextExpiry time.Duration) {
 	defer close(p.ended)
@@ -295,11 +303,7 @@ func (s *Store) visits(l lineKeys, entries []*entry) []visit {
 // operation returns the visit's operation. If keep is positive, it also renews the leases for that
 // long.
 func (v visit) operation(keep time.Duration) operation {
-	flag := ""
-	if v.store.isSubscribed(v.line) {
-		flag = "l"
-	}
-	args := append(make([]string, 0, 2+len(v.entries)), milliseconds(keep), flag)
+	args := append(make([]string, 0, 2+len(v.entries)), milliseconds(keep), v.store.flag(v.line))
 	for _, e := range v.entries {
 		args = append(args, e.id)
 	}

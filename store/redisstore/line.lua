@@ -27,12 +27,18 @@ local K, Q, H, X, E, F, V, L, R, session = unpack(KEYS)
 local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local VOID_TTL = 600000 -- how long a void entry is remembered
-local KEYS_TTL = 60000 -- how long the keys are kept after all leases have ended
 local ORDER_TTL = 86400000 -- how long the last order is kept after the time that it stands for; the clock may be set back by this much
 local FOREIGN_POLL = 100 -- poll interval of the first in line while a foreign client, which publishes nothing, has the key
 local MAX_ORDER = 4503599627370495 -- a larger order does not fit a fencing token
 
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- Fast path: the lease of the only entry is renewed.
+if op == 'visit' and not ARGV[9] then
+	local id = ARGV[8]
+	local order = redis.call('ZSCORE', H, id)
+	if order and renew(K, H, X, E, id, ARGV[7], tonumber(ARGV[6])) then return { ARGV[6], 'in', order } end
+end
 
 -- The value of the lock's key. A key that is not a string counts as a foreign value.
 local value = redis.pcall('GET', K)
@@ -81,11 +87,11 @@ local function parts(id) return split(redis.call('HGET', E, id)) end
 
 local NUMBER = 'number ' -- followed by the id of an entry: the field with its slot number and the order of that claim
 
-local WRITES = 'writes ' -- followed by the id of an entry: the field with the number of its last call of setrecord
-
 -- VALUE_PREFIX is followed by the id of the first entry that held the lock after it was free, or by that of a
 -- downgraded entry and ".s".
 local VALUE_PREFIX = 'stile:'
+
+local WRITES = 'writes ' -- followed by the id of an entry: the field with the number of its last call of setrecord
 
 -- The two entries whose leases end first: they show whether the line is empty, and whether a lease
 -- has ended.
@@ -97,10 +103,9 @@ local held, armed -- "held": see above. "armed": the entries whose owners wait f
 local past = 0    -- the largest order admitted past another entry, or later
 local count       -- number of holders
 local kind        -- mode of the first holder
-local visited     -- information about the visited entry, if there is only one
 if not empty then
-	local known = redis.call('HMGET', E, 'held', 'armed', 'past', 'downgraded', op == 'visit' and ARGV[8] or '')
-	held, armed, past, downgraded, visited = known[1], known[2], tonumber(known[3] or 0), known[4], known[5]
+	local known = redis.call('HMGET', E, 'held', 'armed', 'past', 'downgraded')
+	held, armed, past, downgraded = known[1], known[2], tonumber(known[3] or 0), known[4]
 end
 local least -- smallest slot count among the holders
 
@@ -160,22 +165,6 @@ if op == 'leave' and ARGV[6] == '' and not ARGV[8] and alone(ARGV[7]) then
 	redis.call('DEL', K, H, X, E)
 	if changes ~= '' then redis.pcall('PUBLISH', changes, name) end
 	return 1
-end
-
--- Fast path: the lease of the only entry is renewed.
-if op == 'visit' and not ARGV[9] then
-	local order, ms, _, flag = alone(ARGV[8]), tonumber(ARGV[6]), split(visited)
-	local ends = now + ms
-	if order and flag == ARGV[7] and ms > 0 and ends >= tonumber(early[2]) then
-		redis.call('PEXPIREAT', K, ends) -- first, because it needs no memory: see below
-		redis.call('ZADD', X, ends, ARGV[8])
-		-- The expiry of H is extended beyond the lease by KEYS_TTL, that of X and E by at least
-		-- half of that, so H is the first that needs an extension.
-		if redis.call('PTTL', H) < ms + KEYS_TTL / 2 then
-			for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + KEYS_TTL) end
-		end
-		return { ARGV[6], 'in', order }
-	end
 end
 
 -- A server that refuses to write must do so here, before anything is published that would then not

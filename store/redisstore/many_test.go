@@ -62,7 +62,7 @@ func TestLine_manyWaiters(t *testing.T) {
 // Bug: redisson #1604
 func TestSession_manyHolds(t *testing.T) {
 	t.Parallel()
-	const locks = 500
+	const locks, together = 500, 100
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
 	st.SetChunkSize(locks * 2 / 5) // three round trips
@@ -70,6 +70,7 @@ func TestSession_manyHolds(t *testing.T) {
 	start := time.Now()
 	seats := takeMany(t, se, locks)
 	t.Logf("%d locks were taken in %v", locks, time.Since(start))
+	confirm(t, se) // from now on the session knows that it is alone in all lines
 	var called calls
 	// A confirmation may fail and is repeated: on a busy machine the Redis client closes
 	// connections that are alive.
@@ -84,12 +85,12 @@ func TestSession_manyHolds(t *testing.T) {
 		return err == nil
 	})
 	t.Logf("and confirmed in %v, with %.1f commands for each", time.Since(start), float64(called.all())/locks)
-	if called["evalsha"] != locks || called["eval"] > 0 {
+	if called["evalsha"] != locks/together || called["eval"] > 0 {
 		t.Errorf("confirming %d locks: got %d EVALSHA and %d EVAL", locks, called["evalsha"], called["eval"])
 	}
-	const maxCommands = 12
+	const maxCommands = 7
 	if n := called.all(); n > maxCommands*locks {
-		t.Errorf("confirming %d locks took %d commands, want at maxCommands %d each: %v", locks, n, maxCommands, called)
+		t.Errorf("confirming %d locks took %d commands, want at most %d each: %v", locks, n, maxCommands, called)
 	}
 	for _, s := range seats {
 		if st, _, _ := s.standing(); st.State != store.Admitted {

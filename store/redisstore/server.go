@@ -20,11 +20,19 @@ import (
 //go:embed line.lua
 var lineScript string
 
+//go:embed renew.lua
+var renewScript string
+
 //go:embed set.lua
 var setScript string
 
-// script is what servers run: set.lua, with line.lua as the function that it calls for each line.
-var script = "local time = redis.call('TIME')\nlocal function operate(KEYS, ARGV)\n" + lineScript + "end\n" + setScript
+// script is what servers run: set.lua, with the functions that it calls for each line.
+var script = `local time = redis.call('TIME')
+local KEYS_TTL = 60000 -- how long the keys of a line are kept after all leases have ended
+local function renew(K, H, X, E, id, flag, ms)
+` + renewScript + `end
+local function operate(KEYS, ARGV)
+` + lineScript + "end\n" + setScript
 
 // scriptSum is the digest by which servers know the script.
 var scriptSum = func() string {
@@ -89,6 +97,13 @@ func (s *server) evalRequest(o operation) request {
 
 // scriptArgs returns the script's KEYS and ARGV.
 func (s *server) scriptArgs(o operation) (keys, args []string) {
+	if o.op == "renew" {
+		keys = o.line.renewed()
+		for _, l := range o.others {
+			keys = append(keys, l.renewed()...)
+		}
+		return keys, append([]string{o.op}, o.args...)
+	}
 	publish, changes := "PUBLISH", s.keys.changes()
 	if s.cluster {
 		publish, changes = "SPUBLISH", "" // see Watch

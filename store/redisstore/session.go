@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -57,8 +58,11 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err := se.life.Err(); err != nil {
 		return err
 	}
-	visits := se.beginConfirm()
-	operations := make([]operation, 0, len(visits))
+	renewals, visits := se.beginConfirm()
+	operations := make([]operation, 0, len(renewals)+len(visits))
+	for _, r := range renewals {
+		operations = append(operations, r.operation(se.opts.TTL))
+	}
 	for _, v := range visits {
 		operations = append(operations, v.operation(se.opts.TTL))
 	}
@@ -71,10 +75,17 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err == nil && renewed == 0 {
 		return se.endLost()
 	}
-	for i, v := range visits {
-		if _, _, e := v.apply(all[1+i]); e != nil {
-			err = e
+	err = cmp.Or(err, se.applyVisits(visits, all[1+len(renewals):]))
+	var again []visit
+	for i, r := range renewals {
+		again = append(again, r.refused(all[1+i])...)
+	}
+	if err == nil && len(again) > 0 {
+		operations = operations[:0]
+		for _, v := range again {
+			operations = append(operations, v.operation(se.opts.TTL))
 		}
+		err = se.applyVisits(again, server.evalAll(ctx, server.replicas, nil, operations))
 	}
 	if err != nil {
 		return se.store.wrapErr("renew the session", attempts.WithContextErr(ctx, err))
@@ -82,14 +93,27 @@ func (se *session) Confirm(ctx context.Context) error {
 	return se.life.Err() // the session may have been closed meanwhile
 }
 
-// beginConfirm counts a confirmation that is about to be sent, and returns the visits to all lines
-// in which the session has entries.
-func (se *session) beginConfirm() []visit {
+// applyVisits updates entries with the replies to visits that extend leases, and returns the last error.
+func (se *session) applyVisits(visits []visit, all []reply) (err error) {
+	for i, v := range visits {
+		_, nextExpiry, e := v.apply(all[i])
+		if e != nil {
+			err = e
+		}
+		if len(v.entries) == 1 { // the lease that ends first is its own, just extended, if there is no other
+			v.entries[0].alone.Store(e == nil && milliseconds(nextExpiry) == milliseconds(se.opts.TTL))
+		}
+	}
+	return err
+}
+
+// beginConfirm counts a confirmation that is about to be sent, and returns how it renews all lines in which
+// the session has entries.
+func (se *session) beginConfirm() (renewals []renewal, visits []visit) {
 	se.mu.Lock()
 	se.begun++
 	se.begunAt = bootclock.Now()
-	visits := make([]visit, 0, len(se.lines))
-	var gone []*entry
+	var gone, alone []*entry
 	for _, all := range se.lines {
 		stand := make([]*entry, 0, len(all))
 		for _, e := range all {
@@ -101,13 +125,22 @@ func (se *session) beginConfirm() []visit {
 				gone = append(gone, e)
 			}
 		}
-		visits = append(visits, se.store.visits(all[0].line, stand)...)
+		if len(stand) == 1 && stand[0].alone.Load() && !se.store.server.cluster {
+			alone = append(alone, stand[0])
+		} else {
+			visits = append(visits, se.store.visits(all[0].line, stand)...)
+		}
 	}
 	se.mu.Unlock()
 	for _, e := range gone {
 		se.remove(e) // its owner was notified and may not have withdrawn it
 	}
-	return visits
+	// In the order in which their keys were made, which is how the server finds them in its memory the fastest.
+	slices.SortFunc(alone, func(a, b *entry) int { return cmp.Compare(a.number, b.number) })
+	for chunk := range slices.Chunk(alone, renewedTogether) {
+		renewals = append(renewals, renewal{se.store, chunk})
+	}
+	return renewals, visits
 }
 
 // lease returns how long a new entry's lease must last to cover the last confirmation, and the

@@ -1,6 +1,18 @@
 -- The script's entry point. line.lua is the body of the function operate, which does one operation on one
--- line; here several entries join their lines.
+-- line, and renew.lua that of the function renew. Here they are called for several lines.
 --
+-- renew ms flag id…: calls renew for each line. KEYS has, for each, the lock's key, the holders, the leases and
+-- the information about the entries. Returns 1 for each entry that was renewed, and 0 for the others, which must
+-- be visited: nothing has changed for them.
+if ARGV[1] == 'renew' then
+	local ms, flag, renewed = tonumber(ARGV[2]), ARGV[3], {}
+	for i = 1, #ARGV - 3 do
+		local K, H, X, E = unpack(KEYS, 4 * i - 3, 4 * i)
+		renewed[i] = renew(K, H, X, E, ARGV[3 + i], flag, ms) and 1 or 0
+	end
+	return renewed
+end
+
 -- joinall ms try client flag (name id text)…: makes the operation join for each line, all in one step: either
 -- all entries are in afterwards, or none is. KEYS has the keys of the lines, one line after another, then the
 -- session. Returns the replies of join. If an entry is refused, the reply of each that is not says "free".

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -59,7 +60,8 @@ const DefaultWaitTimeout = time.Second
 type Store struct {
 	server *server
 	logger *slog.Logger
-	id     string // part of the names of the channels to which this store subscribes
+	id     string       // part of the names of the channels to which this store subscribes
+	made   atomic.Int64 // number of entries made
 
 	interval     pollInterval
 	dropMessages bool // ignore published messages, to test that polling suffices
