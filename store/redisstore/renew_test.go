@@ -83,15 +83,15 @@ func holderOf(t *testing.T, server *testservers.Redis, name string) string {
 func TestConfirm_renewsTogetherWithLost(t *testing.T) {
 	t.Parallel()
 	for what, spoil := range map[string]func(*testservers.Redis){
-		"replaced":           func(server *testservers.Redis) { server.Do("SET", "lock", "somebody else's") },
-		"deleted":            func(server *testservers.Redis) { server.Do("DEL", "lock") },
-		"of another type":    func(server *testservers.Redis) { server.Do("DEL", "lock"); server.Do("RPUSH", "lock", "x") },
+		"replaced":        func(server *testservers.Redis) { server.Do("SET", "lock", "somebody else's") },
+		"deleted":         func(server *testservers.Redis) { server.Do("DEL", "lock") },
+		"of another type": func(server *testservers.Redis) { server.Do("DEL", "lock"); server.Do("RPUSH", "lock", "x") },
 		"its holder deleted, and another waits": func(server *testservers.Redis) {
 			server.Do("DEL", redisstore.Keys("", "lock")[2])
 			rawLine{server, "lock"}.do(t, "join", "waiter.x", "3600000", "0", "nobody", "", "{}")
 		},
-		"its lease deleted":  func(server *testservers.Redis) { server.Do("DEL", redisstore.Keys("", "lock")[3]) },
-		"its entry deleted":  func(server *testservers.Redis) { server.Do("DEL", redisstore.Keys("", "lock")[4]) },
+		"its lease deleted": func(server *testservers.Redis) { server.Do("DEL", redisstore.Keys("", "lock")[3]) },
+		"its entry deleted": func(server *testservers.Redis) { server.Do("DEL", redisstore.Keys("", "lock")[4]) },
 		"expired": func(server *testservers.Redis) {
 			server.Do("ZADD", redisstore.Keys("", "lock")[3], "XX", "1", holderOf(t, server, "lock"))
 		},
