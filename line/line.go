@@ -54,20 +54,46 @@ func Admits(m Mode, ahead []Mode) bool {
 // Blocking returns how many of the entries ahead must leave before an entry of mode m is admitted.
 // Zero means that it is admitted already.
 func Blocking(m Mode, ahead []Mode) int {
-	var beside, others int
-	slots := m.Slots()
+	var c counts
 	for _, a := range ahead {
-		if m.compatibleWith(a) {
-			beside++
-			slots = min(slots, a.Slots())
-		} else {
-			others++
+		c.add(a)
+	}
+	return c.blocking(m)
+}
+
+// counts is what matters about the entries ahead of another.
+type counts struct {
+	all    int
+	shared int
+	slots  int
+	least  int // the smallest number of slots that one of the slots asks for
+}
+
+func (c *counts) add(m Mode) {
+	c.all++
+	switch m.kind {
+	case shared:
+		c.shared++
+	case slot:
+		if c.slots++; c.slots == 1 || m.slots < c.least {
+			c.least = m.slots
 		}
 	}
-	if slots > 0 && beside >= slots {
-		return others + beside - slots + 1
+}
+
+func (c *counts) blocking(m Mode) int {
+	switch m.kind {
+	case shared:
+		return c.all - c.shared
+	case slot:
+		n := m.slots
+		if c.slots > 0 {
+			n = min(n, c.least)
+		}
+		return c.all - c.slots + max(0, c.slots-n+1)
+	default:
+		return c.all
 	}
-	return others
 }
 
 // SameKind reports whether entries of the modes a and b may be in the same line. Exclusive and shared
@@ -85,10 +111,20 @@ func Conflict(a, b Mode) bool {
 // must be in order.
 func Admitted(entries []Entry, limit int) []bool {
 	admitted := make([]bool, len(entries))
-	ahead := make([]Mode, 0, len(entries))
-	for i, e := range entries {
-		admitted[i] = Admits(e.Mode.Within(limit), ahead)
-		ahead = append(ahead, e.Mode)
+	for i, n := range Blocked(entries, limit) {
+		admitted[i] = n == 0
 	}
 	return admitted
+}
+
+// Blocked returns, for each entry of a line with the given limit, how many entries must leave before the rules
+// admit it; zero if they do. The entries must be in order. It takes time in proportion to their number.
+func Blocked(entries []Entry, limit int) []int {
+	blocked := make([]int, len(entries))
+	var ahead counts
+	for i, e := range entries {
+		blocked[i] = ahead.blocking(e.Mode.Within(limit))
+		ahead.add(e.Mode)
+	}
+	return blocked
 }

@@ -189,6 +189,31 @@ func TestAdmitted_entriesNeverConflict(t *testing.T) {
 	}
 }
 
+// Blocked decides about all entries what Blocking decides about each, also if the slots disagree on their number.
+func TestBlocked_likeBlocking(t *testing.T) {
+	blocked := 0
+	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
+		limit, ahead := r.IntN(4), []Mode(nil)
+		for i := range entries {
+			if entries[i].Mode.Slots() > 0 && r.IntN(4) == 0 {
+				entries[i].Mode = Slot(1 + r.IntN(4))
+			}
+		}
+		all := Blocked(entries, limit)
+		for i, e := range entries {
+			if want := Blocking(e.Mode.Within(limit), ahead); all[i] != want {
+				return fmt.Errorf("limit %d: entry %d is blocked by %d, want %d", limit, i, all[i], want)
+			}
+			blocked += all[i]
+			ahead = append(ahead, e.Mode)
+		}
+		return nil
+	})
+	if blocked == 0 {
+		t.Error("no entry was blocked")
+	}
+}
+
 func TestAdmitted_firstAlways(t *testing.T) {
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		if len(entries) > 0 && !Admitted(entries, 0)[0] {

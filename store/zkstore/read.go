@@ -220,10 +220,16 @@ func (s *Store) lineOf(listed *listing) (store.Line, []listedEntry) {
 			continue // it has left
 		}
 		c := listed.contenders[i]
-		// The limit may have been lowered after the entry was admitted.
-		e.Admitted = line.Admits(e.Mode.Within(l.Limit), modes(there)) || l.Limit > 0 && !e.Owner.Obtained.IsZero()
 		l.Entries, there = append(l.Entries, e), append(there, c)
 		l.Remarks = append(l.Remarks, s.remarks(s.paths.dir(listed.name), c, e)...)
+	}
+	rules := make([]line.Entry, 0, len(there))
+	for _, c := range there {
+		rules = append(rules, line.Entry{Mode: c.mode})
+	}
+	for i, admitted := range line.Admitted(rules, l.Limit) {
+		// The limit may have been lowered after the entry was admitted.
+		l.Entries[i].Admitted = admitted || l.Limit > 0 && !l.Entries[i].Owner.Obtained.IsZero()
 	}
 	return l, there
 }
