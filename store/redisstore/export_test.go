@@ -37,7 +37,7 @@ func NameOf(prefix, key string) (string, bool) { return keys{prefix: prefix}.nam
 const MaxSet = maxSet
 
 // ScriptSum is the digest by which servers know the script.
-var ScriptSum = scriptSum
+var ScriptSum = theScript().sum
 
 // WaitFor sets how long the store waits for replicas.
 func (s *Store) WaitFor(d time.Duration) { s.server.replicationTimeout = d }
@@ -56,7 +56,7 @@ func (s *Store) ExaminePause(f func()) {
 }
 
 // Script is the text of the script.
-var Script = script
+var Script = theScript().text
 
 // Ended returns a channel that is closed when the session has ended.
 func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Context().Done() }

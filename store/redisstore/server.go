@@ -26,19 +26,21 @@ var renewScript string
 //go:embed set.lua
 var setScript string
 
-// script is what servers run: set.lua, with the functions that it calls for each line.
-var script = `local time = redis.call('TIME')
+// script is what servers run, and sum the digest by which they know it.
+type script struct{ text, sum string }
+
+// theScript returns set.lua, with the functions that it calls for each line. It is made when it is needed first,
+// because programs that import the package may use another store.
+var theScript = sync.OnceValue(func() script {
+	text := `local time = redis.call('TIME')
 local KEYS_TTL = 60000 -- how long the keys of a line are kept after all leases have ended
 local function renew(K, H, X, E, id, flag, ms)
 ` + renewScript + `end
 local function operate(KEYS, ARGV)
 ` + lineScript + "end\n" + setScript
-
-// scriptSum is the digest by which servers know the script.
-var scriptSum = func() string {
-	sum := sha1.Sum([]byte(script)) //nolint:gosec // see above
-	return hex.EncodeToString(sum[:])
-}()
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // see the import
+	return script{text, hex.EncodeToString(sum[:])}
+})
 
 // ErrNotReplicated is matched by the error of a call whose change did not reach enough replicas in
 // time; see [Options.WaitReplicas]. Lock and the other locking methods fail with it if the session or
@@ -83,7 +85,7 @@ type operation struct {
 func (s *server) evalshaRequest(o operation) request {
 	return func(b rueidis.Builder) rueidis.Completed {
 		keys, args := s.scriptArgs(o)
-		return b.Evalsha().Sha1(scriptSum).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+		return b.Evalsha().Sha1(theScript().sum).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
 	}
 }
 
@@ -91,7 +93,7 @@ func (s *server) evalshaRequest(o operation) request {
 func (s *server) evalRequest(o operation) request {
 	return func(b rueidis.Builder) rueidis.Completed {
 		keys, args := s.scriptArgs(o)
-		return b.Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+		return b.Eval().Script(theScript().text).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
 	}
 }
 
