@@ -26,6 +26,7 @@ type Process struct {
 // SIGTSTP.
 func Start(c Command, signals *Signals) (*Process, error) {
 	p := &Process{tree: Tree{Mark: c.Mark}, tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
+	signals.Await()
 	signals.add(unix.SIGTSTP)
 	start := make(chan error)
 	go p.run(c, start)

@@ -78,6 +78,9 @@ func Listen() *Signals {
 	return s
 }
 
+// Await returns at once.
+func (s *Signals) Await() {}
+
 // C returns the channel of the signals.
 func (s *Signals) C() <-chan os.Signal { return s.c }
 

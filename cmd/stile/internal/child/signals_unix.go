@@ -15,18 +15,29 @@ import (
 // Signals receives the signals for the command. If HUP or INT were ignored when this process was
 // started, by nohup(1) or in the background of a script, they stay ignored. Go does not report
 // whether other signals were.
-type Signals struct{ c chan os.Signal }
+type Signals struct {
+	c     chan os.Signal
+	ready chan struct{} // closed when all signals are received
+}
 
-// Listen starts to receive. Close ends it.
+// Listen starts to receive, in the background: Go switches threads twice for each of the fifty signals,
+// which takes a millisecond. Until [Signals.Await] has returned, a signal may still have its default effect.
+// Close ends the receiving.
 func Listen() *Signals {
-	s := &Signals{make(chan os.Signal, 16)}
-	for sig := unix.Signal(1); sig <= maxSignal; sig++ {
-		if !isOwn(sig) {
-			s.add(sig)
+	s := &Signals{make(chan os.Signal, 16), make(chan struct{})}
+	go func() {
+		defer close(s.ready)
+		for sig := unix.Signal(1); sig <= maxSignal; sig++ {
+			if !isOwn(sig) {
+				s.add(sig)
+			}
 		}
-	}
+	}()
 	return s
 }
+
+// Await returns when all signals are received.
+func (s *Signals) Await() { <-s.ready }
 
 // maxSignal is the highest signal number: that of Linux's last real-time signal. Numbers that are
 // not signals on this system are harmless.
@@ -69,8 +80,13 @@ func (s *Signals) add(sigs ...os.Signal) {
 // C returns the channel of the signals.
 func (s *Signals) C() <-chan os.Signal { return s.c }
 
-// Close restores the signals' default effect.
-func (s *Signals) Close() { signal.Stop(s.c) }
+// Close restores the signals' default effect, in the background: a process that ends need not wait for it.
+func (s *Signals) Close() {
+	go func() {
+		s.Await()
+		signal.Stop(s.c)
+	}()
+}
 
 // Ends reports whether a signal ends a program that does not handle it. Other signals only matter
 // to the command.

@@ -87,6 +87,7 @@ func runDemo(ctx context.Context, c demo.Config) error {
 	// SIGPIPE must not end this process: a file would be left behind. A failed write is an error
 	// like any other.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	signals.Await()
 	running, listened := untilInterrupted(ctx, signals)
 	ok, err := demo.Run(running, c)
 	listened()

@@ -38,7 +38,7 @@ func (r *request) acquire(ctx context.Context, signals *child.Signals, owner sti
 	// SIGPIPE must not end this process: the entry would stay in the store, and a command would end too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	waiting, listened := untilInterrupted(ctx, signals)
-	l, err := r.take(waiting, owner)
+	l, err := r.take(waiting, signals, owner)
 	listened()
 	if interrupted, ok := errors.AsType[*interruption](context.Cause(waiting)); ok {
 		if err == nil {
@@ -49,7 +49,7 @@ func (r *request) acquire(ctx context.Context, signals *child.Signals, owner sti
 	return l, err
 }
 
-func (r *request) take(ctx context.Context, owner stile.Owner) (_ *lock, err error) {
+func (r *request) take(ctx context.Context, signals *child.Signals, owner stile.Owner) (_ *lock, err error) {
 	l := &lock{
 		stdio: r.stdio, verbose: r.verbose, ttl: time.Duration(r.ttl), renewals: supervise.NewRenewals(),
 		owner: owner.String(), names: r.names,
@@ -62,6 +62,7 @@ func (r *request) take(ctx context.Context, owner stile.Owner) (_ *lock, err err
 			l.close()
 		}
 	}()
+	signals.Await() // from here on there may be something in the store that a signal must not leave behind
 	if caps := l.opened.Store.Capabilities(); l.ttl < caps.MinTTL || l.ttl > min(caps.MaxTTL, stile.MaxTTL) {
 		return nil, fmt.Errorf("--ttl %s: this store allows %s to %s", brief(l.ttl), brief(caps.MinTTL), brief(min(caps.MaxTTL, stile.MaxTTL)))
 	}
