@@ -190,7 +190,7 @@ func (l *lock) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), l.closeTimeout())
 	defer cancel()
 	if l.hold != nil {
-		err := l.hold.Release(ctx)
+		err := l.release(ctx)
 		switch {
 		case err == nil:
 			l.report("%s released after %v", l.what(), round(time.Since(l.obtained)))
@@ -202,6 +202,23 @@ func (l *lock) close() {
 		_ = l.client.Close(ctx) // otherwise the TTL ends what is left in the store
 	}
 	_ = l.opened.Close()
+}
+
+// briefly is for how long a hold is too new to have been broken.
+const briefly = time.Second
+
+// release releases the lock. Until it has been held for a second, the end of the session does that, in one
+// request instead of two. The end of the session does not tell whether the lock was held until then, as Release
+// does. But nobody breaks a lock that young, and it cannot expire in that time.
+func (l *lock) release(ctx context.Context) error {
+	if time.Since(l.obtained) >= briefly {
+		return l.hold.Release(ctx)
+	}
+	err := l.client.Close(ctx)
+	if lost, ok := errors.AsType[*stile.LostError](l.hold.Err()); ok && lost.Reason != stile.LostClosed {
+		return lost
+	}
+	return err
 }
 
 // closeTimeout returns how long the store may take to confirm the end of the session. It is short if

@@ -2,8 +2,11 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,5 +153,143 @@ func TestRun_killAfterUnderStoreTerms(t *testing.T) {
 		if err := client.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// The end of the session releases a lock that was held for a moment only, in one request.
+func TestLock_releasedByItsSession(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		held time.Duration
+		want []memstore.Op
+	}{
+		{"held for a moment", 0, []memstore.Op{memstore.Close}},
+		{"held for longer", time.Minute, []memstore.Op{memstore.Withdraw, memstore.Close}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newLocked(t)
+			s.lock.obtained = s.lock.obtained.Add(-tt.held)
+			s.lock.close()
+			if got := s.requests(); !slices.Equal(got, tt.want) {
+				t.Errorf("closing sent %v, want %v", got, tt.want)
+			}
+			s.expectFree()
+			if text := s.stderr(); !strings.Contains(text, `stile: lock "demo" released after `) {
+				t.Errorf("got %q, want that the lock was released", text)
+			}
+		})
+	}
+}
+
+// A lock that was lost before it was released is reported as lost, and one whose release is not confirmed as that.
+func TestLock_notReleased(t *testing.T) {
+	t.Parallel()
+	broken := func(s *locked) {
+		line, err := s.other.Line(s.Context(), "demo")
+		if err != nil || len(line.Holders) != 1 {
+			s.Fatalf("got %v, %v; want one holder", line, err)
+		}
+		if _, err := s.other.Break(s.Context(), "demo", line.Holders[0].Token); err != nil {
+			s.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		held   time.Duration
+		before func(*locked)
+		want   string
+	}{
+		{"broken, and it is known", 0, func(s *locked) {
+			broken(s)
+			<-s.lock.hold.Lost()
+		}, `stile: lock "demo" was broken, or its lease expired, before it was released`},
+		{"broken, and the release finds out", time.Minute, broken, `stile: lock "demo" was broken, or its lease expired, before it was released`},
+		{"no answer", 0, func(s *locked) {
+			s.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("connection refused")} })
+		}, `stile: could not confirm the release of lock "demo" (`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newLocked(t)
+			s.lock.obtained = s.lock.obtained.Add(-tt.held)
+			tt.before(s)
+			s.lock.close()
+			if text := s.stderr(); !strings.HasPrefix(text, tt.want) || strings.Contains(text, "released after") {
+				t.Errorf("got %q, want %q", text, tt.want)
+			}
+		})
+	}
+}
+
+// locked is a lock that is held, on a store that records the requests.
+type locked struct {
+	*testing.T
+	store *memstore.Store
+	other *stile.Client
+	lock  *lock
+
+	err *os.File
+
+	mu  sync.Mutex
+	ops []memstore.Op
+}
+
+func newLocked(t *testing.T) *locked {
+	s := &locked{T: t, store: memstore.New()}
+	s.other = newTestClient(t, s.store, stile.Owner{})
+	client := newTestClient(t, s.store, stile.Owner{})
+	hold, err := client.Mutex("demo").Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.err, err = os.CreateTemp(t.TempDir(), ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.err.Close() })
+	opened, err := storeurl.Open(t.Context(), "mem:", nil) // has nothing to close, and its store is not used
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.lock = &lock{
+		names: []string{"demo"}, client: client, hold: hold, ttl: stile.DefaultTTL, verbose: true, obtained: time.Now(),
+		opened: opened, stdio: Stdio{Err: s.err},
+	}
+	s.store.SetFaults(func(c memstore.Call) memstore.Fault {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if c.Op == memstore.Withdraw || c.Op == memstore.Close {
+			s.ops = append(s.ops, c.Op)
+		}
+		return memstore.Fault{}
+	})
+	return s
+}
+
+// requests returns the requests so far that end something.
+func (s *locked) requests() []memstore.Op {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.ops)
+}
+
+func (s *locked) stderr() string {
+	text, err := os.ReadFile(s.err.Name())
+	if err != nil {
+		s.Fatal(err)
+	}
+	return string(text)
+}
+
+func (s *locked) expectFree() {
+	s.Helper()
+	hold, err := s.other.Mutex("demo").TryLock(s.Context())
+	if err != nil {
+		s.Errorf("the lock is not free: %v", err)
+		return
+	}
+	if err := hold.Release(s.Context()); err != nil {
+		s.Error(err)
 	}
 }
