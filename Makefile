@@ -44,13 +44,16 @@ PACKAGES ?=
 test-again: ## N whole runs in fresh clones, or of PACKAGES=timing, with BUSY busy processes (N=10 BUSY=0)
 	tools/test-again $(N) $(BUSY) $(PACKAGES)
 
+# Static, as the packages are: the program starts half a millisecond sooner.
+static := CGO_ENABLED=0 GOWORK=off go build
+
 .PHONY: build
 build: ## build the stile command into .bin
-	cd cmd/stile && GOWORK=off go build -o $(BIN)/ .
+	cd cmd/stile && $(static) -o $(BIN)/ .
 
 .PHONY: build-lean
 build-lean: build ## build the stile command without the server into .bin/lean, and stiled, which has it
-	cd cmd/stile && GOWORK=off go build -tags lean -o $(BIN)/lean/stile . && ln -f $(BIN)/stile $(BIN)/lean/stiled
+	cd cmd/stile && $(static) -tags lean -o $(BIN)/lean/stile . && ln -f $(BIN)/stile $(BIN)/lean/stiled
 
 .PHONY: man
 man: build ## write the man pages to .bin/man
