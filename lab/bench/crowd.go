@@ -65,17 +65,19 @@ type turn struct {
 }
 
 // A job is what a worker process does: one process's part of a crowd. With Lead it leads elections
-// instead, until it is killed.
+// instead, until it is killed. Crash is for [measureCrash].
 type job struct {
 	Store, Addr string
 	Contender   string
-	Name        string // of the lock; beginning of the names of the elections
+	Name        string // of the lock; beginning of the names of the elections, or of the locks of Crash
 	Epoch       int64
 	Crowd       crowd
 	First       int           // number of its first goroutine, among those of all processes
-	Slice       time.Duration // with Lead, the time during which the leaders' sessions begin
+	Slice       time.Duration // with Lead or Crash, the time during which the sessions begin
 	Lead        int           // number of elections
-	TTL         time.Duration // of the leaders' sessions
+	Crash       int           // number of locks to hold until the process is killed
+	Waits       bool          // with Crash, to wait for the locks instead
+	TTL         time.Duration // with Lead or Crash, of the sessions
 }
 
 // crowdResult is what one contender did in all rounds of a crowd.
@@ -247,8 +249,8 @@ func (m *crowds) measure(ctx context.Context, c config, contender string) error 
 	var all [][]turn // by goroutine
 	var ends []int64
 	for _, w := range workers {
-		o, err := w.outcome()
-		if err != nil {
+		var o workerOutcome
+		if err := w.outcome(&o); err != nil {
 			return err
 		}
 		for _, turns := range o.Turns {
@@ -344,7 +346,12 @@ func startWorker(ctx context.Context, j job) (*workerProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &workerProcess{cmd: exec.CommandContext(ctx, self, workerFlag+string(text))}
+	return startProcess(exec.CommandContext(ctx, self, workerFlag+string(text)))
+}
+
+// startProcess starts a program that behaves as a worker.
+func startProcess(cmd *exec.Cmd) (w *workerProcess, err error) {
+	w = &workerProcess{cmd: cmd}
 	w.cmd.Stderr = &w.stderr
 	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -371,15 +378,15 @@ func (w *workerProcess) begin() error {
 	return err
 }
 
-// outcome waits until the worker has ended, and returns its result.
-func (w *workerProcess) outcome() (o workerOutcome, err error) {
-	if err := gob.NewDecoder(w.stdout).Decode(&o); err != nil {
-		return o, w.failure(err)
+// outcome waits until the worker has ended, and stores its result in o.
+func (w *workerProcess) outcome(o any) error {
+	if err := gob.NewDecoder(w.stdout).Decode(o); err != nil {
+		return w.failure(err)
 	}
 	if err := w.cmd.Wait(); err != nil {
-		return o, w.failure(err)
+		return w.failure(err)
 	}
-	return o, nil
+	return nil
 }
 
 // failure ends the worker, and adds to the error what the worker has written.

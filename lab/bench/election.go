@@ -100,8 +100,8 @@ func (e *etcd) candidate(contender string, ttl time.Duration) (client, error) {
 	return funcClient{campaign, c.Close}, nil
 }
 
-// electionName returns the name of election number i.
-func (j job) electionName(i int) string { return fmt.Sprintf("%s-%d", j.Name, i) }
+// numberedName returns the name of election or lock number i.
+func (j job) numberedName(i int) string { return fmt.Sprintf("%s-%d", j.Name, i) }
 
 // lead becomes the leader of all elections, of each with a session of its own, and leads until the
 // process is killed or its standard input ends. The sessions begin at different times, so that at any
@@ -113,7 +113,7 @@ func (j job) lead(ctx context.Context, in io.Reader, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if _, err := c.Lock(ctx, j.electionName(i)); err != nil {
+		if _, err := c.Lock(ctx, j.numberedName(i)); err != nil {
 			return err
 		}
 		time.Sleep(j.Slice / time.Duration(j.Lead))
@@ -151,7 +151,7 @@ func (e *etcd) measureFailOver(ctx context.Context, c config, contender string, 
 	results := make(chan result, j.Lead)
 	for i := range j.Lead {
 		go func() {
-			resign, err := follower.Lock(ctx, j.electionName(i))
+			resign, err := follower.Lock(ctx, j.numberedName(i))
 			results <- result{time.Now(), resign, err}
 		}()
 	}

@@ -39,20 +39,13 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	addrs, err := freeAddresses(2)
-	if err != nil {
-		return nil, err
-	}
-	clientURL, peerURL := "http://"+addrs[0], "http://"+addrs[1]
-	err = s.start(c.etcd, "--name=bench", "--data-dir="+filepath.Join(s.dir, "data"),
-		"--listen-client-urls="+clientURL, "--advertise-client-urls="+clientURL,
-		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL, "--initial-cluster=bench="+peerURL)
+	addr, err := startEtcd(s, c.etcd)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
-	e := &etcd{endpoint: addrs[0]}
+	e := &etcd{endpoint: addr}
 	defer e.close()
 	admin, err := e.dial()
 	if err != nil {
@@ -74,6 +67,18 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
 	return r, nil
+}
+
+// startEtcd starts an etcd and returns its client address.
+func startEtcd(s *server, program string) (addr string, err error) {
+	addrs, err := freeAddresses(2)
+	if err != nil {
+		return "", err
+	}
+	clientURL, peerURL := "http://"+addrs[0], "http://"+addrs[1]
+	return addrs[0], s.start(program, "--name=bench", "--data-dir="+filepath.Join(s.dir, "data"),
+		"--listen-client-urls="+clientURL, "--advertise-client-urls="+clientURL,
+		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL, "--initial-cluster=bench="+peerURL)
 }
 
 // measure measures the selected contests and adds them to the report.

@@ -7,7 +7,8 @@
 // session. The exceptions are workloads of many goroutines in several processes, and leaders that are
 // killed: those are in worker processes, which are this program too. The contenders run in turns, in an order that changes, so that other load on the machine
 // affects all of them alike. Such load has the least effect on ratios within one round, so the
-// reported ratios are medians of the rounds' ratios.
+// reported ratios are medians of the rounds' ratios. In the measurement of crashes they run all at once: they
+// wait most of the time.
 //
 // Every contest checks that no two clients hold the lock at once. The program exits with 1 if two
 // clients of any contender did, or if anything fails. A missed expectation is reported, but it is
@@ -67,18 +68,19 @@ var stores = map[string]struct {
 	"zk":      {measureZooKeeper, []string{"mutex", "lockall"}},
 	"startup": {measureStartup, nil},
 	"page":    {measurePage, nil},
+	"crash":   {measureCrash, nil},
 }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	var c config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk, startup or page")
+	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk, startup, page or crash")
 	flags.StringVar(&c.contest, "contest", "", "measure only this: mutex, crowd, distinct, rwmutex, semaphore, election or lockall; not every store has all")
 	flags.IntVar(&c.rounds, "rounds", 5, "number of rounds; each round measures everything")
 	flags.DurationVar(&c.slice, "slice", time.Second, "how long each contender runs at a time")
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
 	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
-	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup and page")
+	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup, page and crash")
 	flags.StringVar(&c.lean, "lean", ".bin/lean/stile", "the stile `program` without the server, beside its stiled, for -store startup")
 	flags.StringVar(&c.format, "o", "text", "output format: text (Markdown) or json")
 	profile := flags.String("cpuprofile", "",
@@ -93,7 +95,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	store, ok := stores[c.store]
 	switch {
 	case !ok:
-		return fmt.Errorf("-store %s: want etcd, redis, zk, startup or page", c.store)
+		return fmt.Errorf("-store %s: want etcd, redis, zk, startup, page or crash", c.store)
 	case c.contest != "" && !slices.Contains(store.contests, c.contest):
 		return fmt.Errorf("-contest %s: -store %s has %q", c.contest, c.store, store.contests)
 	case c.format != "text" && c.format != "json":

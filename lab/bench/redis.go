@@ -33,17 +33,13 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	addrs, err := freeAddresses(1)
-	if err != nil {
-		return nil, err
-	}
-	err = s.start(c.redis, "--port", port(addrs[0]), "--bind", host(addrs[0]), "--save", "", "--appendonly", "no", "--dir", s.dir)
+	addr, err := startRedis(s, c.redis)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
-	admin := goRedis(addrs[0])
+	admin := goRedis(addr)
 	defer admin.Close()
 	if err := await(ctx, func(ctx context.Context) error { return admin.Ping(ctx).Err() }); err != nil {
 		return nil, err
@@ -52,7 +48,7 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := tcpproxy.New(addrs[0], func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
+	proxy, err := tcpproxy.New(addr, func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
 	if err != nil {
 		return nil, err
 	}
@@ -65,10 +61,20 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 		fmt.Sprintf("One redis-server, reached directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
 			"including those inside scripts", rtt),
 	}}
-	if err := measureRedisAt(ctx, c, addrs[0], proxy.Addr(), admin, r); err != nil {
+	if err := measureRedisAt(ctx, c, addr, proxy.Addr(), admin, r); err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
 	return r, nil
+}
+
+// startRedis starts a Redis server and returns its address.
+func startRedis(s *server, program string) (addr string, err error) {
+	addrs, err := freeAddresses(1)
+	if err != nil {
+		return "", err
+	}
+	addr = addrs[0]
+	return addr, s.start(program, "--port", port(addr), "--bind", host(addr), "--save", "", "--appendonly", "no", "--dir", s.dir)
 }
 
 // measureRedisAt measures the selected contests at the server's own address and at that of the
@@ -154,8 +160,8 @@ func redisSetting(name, addr string, admin *goredis.Client) setting {
 			{name: "redsync, defaults", connect: redsyncWith(addr)},
 			{name: "redsync, every ms", connect: redsyncWith(addr, redsync.WithRetryDelay(time.Millisecond))},
 			{name: "redislock, every ms", connect: redislockEvery(addr, time.Millisecond)},
-			{name: "rueidislock, majority 1", connect: rueidislockWith(addr, 1)},
-			{name: "rueidislock, defaults", connect: rueidislockWith(addr, 2)},
+			{name: "rueidislock, majority 1", connect: rueidislockWith(addr, 1, sessionTTL)},
+			{name: "rueidislock, defaults", connect: rueidislockWith(addr, 2, sessionTTL)},
 			{name: stileName, connect: redisStile(addr)},
 		},
 		// Long enough for the waiter's first request, and uneven, so that the release comes at any
@@ -240,13 +246,13 @@ func redislockEvery(addr string, d time.Duration) func(context.Context, int) (cl
 	}
 }
 
-func rueidislockWith(addr string, majority int32) func(context.Context, int) (client, error) {
+func rueidislockWith(addr string, majority int32, validity time.Duration) func(context.Context, int) (client, error) {
 	return func(context.Context, int) (client, error) {
 		locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
 			ClientOption:   rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true},
 			KeyMajority:    majority,
 			NoLoopTracking: true,
-			KeyValidity:    sessionTTL,
+			KeyValidity:    validity,
 		})
 		if err != nil {
 			return nil, err

@@ -18,6 +18,7 @@ type report struct {
 	Distinct []distinctRow   `json:",omitempty"`
 	Timed    []timedRow      `json:",omitempty"`
 	Startup  []startupRow    `json:",omitempty"`
+	Crashes  []crashRow      `json:",omitempty"`
 	Expected []expectation   `json:",omitempty"`
 }
 
@@ -143,6 +144,15 @@ func (r *report) markdown() string {
 	if len(r.Startup) > 0 {
 		t.WriteString("\n")
 		startupTable(&t, r.Startup)
+		return t.String()
+	}
+	if len(r.Crashes) > 0 {
+		t.WriteString("\n")
+		crashTable(&t, r.Crashes)
+		t.WriteString("\nExpected:\n\n")
+		for _, e := range r.Expected {
+			fmt.Fprintf(&t, "* %v\n", e)
+		}
 		return t.String()
 	}
 	t.WriteString("\nRatios are medians of the ratios within each round, with the lowest and the highest; times are p50 / p99 " +

@@ -41,6 +41,9 @@ func runWorker(ctx context.Context, text string, in io.Reader, out io.Writer) er
 	if j.Lead > 0 {
 		return j.lead(ctx, in, out)
 	}
+	if j.Crash > 0 {
+		return j.crash(ctx, in, out)
+	}
 	take, err := j.connect(ctx)
 	if err != nil {
 		return err

@@ -170,8 +170,8 @@ type rawZKClient struct {
 	created map[string]bool // the directories that exist, by lock name
 }
 
-func connectZK(server string) (*zk.Conn, error) {
-	conn, events, err := zk.Connect([]string{server}, zkSessionTTL, zk.WithLogInfo(false))
+func connectZK(server string, ttl time.Duration) (*zk.Conn, error) {
+	conn, events, err := zk.Connect([]string{server}, ttl, zk.WithLogInfo(false))
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func connectZK(server string) (*zk.Conn, error) {
 }
 
 func connectRawZK(_ context.Context, server string) (client, error) {
-	conn, err := connectZK(server)
+	conn, err := connectZK(server, zkSessionTTL)
 	return &rawZKClient{conn, make(map[string]bool)}, err
 }
 
@@ -227,7 +227,11 @@ func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Conte
 }
 
 func connectStockZK(_ context.Context, server string) (client, error) {
-	conn, err := connectZK(server)
+	return stockZKClient(server, zkSessionTTL)
+}
+
+func stockZKClient(server string, ttl time.Duration) (client, error) {
+	conn, err := connectZK(server, ttl)
 	if err != nil {
 		return nil, err
 	}
