@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -512,4 +514,113 @@ func TestSequence(t *testing.T) {
 	if _, err := (sequence{&r, 3}).Lock(t.Context(), "x"); err == nil || !slices.Equal(r.calls, []string{"lock x-00", "lock x-01", "unlock x-00"}) {
 		t.Errorf("got calls %q, error %v; want the first lock to be released when the second fails", r.calls, err)
 	}
+}
+
+// Each contender's holders are killed, and what becomes of each of their waiters is in the report.
+func TestRun_crash(t *testing.T) {
+	_, err := testservers.Java()
+	testservers.Check(t, err)
+	_, err = testservers.ClassPath("zookeeper")
+	testservers.Check(t, err)
+	etcd := testservers.Binary(t, "etcd")
+	t.Setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dzookeeper.forceSync=no")
+	program := filepath.Join(t.TempDir(), "stile")
+	if out, err := exec.Command("go", "build", "-C", "../../cmd/stile", "-buildvcs=false", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	var out bytes.Buffer
+	args := []string{"-store", "crash", "-rounds", "1", "-slice", "10ms", "-etcd", etcd, "-stile", program, "-o", "json"}
+	if err := run(t.Context(), args, &out); err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatal(err)
+	}
+	if want := len(crashContenders(nil)); len(r.Crashes) != want {
+		t.Fatalf("got %d contenders, want %d", len(r.Crashes), want)
+	}
+	for _, row := range r.Crashes {
+		// How long it took is not checked: that depends on how busy the machine is.
+		if row.Crashes+row.Early+row.Never != crashes {
+			t.Errorf("%s, %s: got %+v, want %d crashes", row.Store, row.Contender, row, crashes)
+		}
+	}
+}
+
+// A waiter that had the lock before its holder was killed, or that never got it, is counted apart.
+func TestCrashResult_add(t *testing.T) {
+	var r crashResult
+	r.add([]int64{100, 100, 100, 200}, []int64{150, 90, 0, 200})
+	r.add([]int64{10}, []int64{13})
+	if !slices.Equal(r.took, []time.Duration{50, 0, 3}) || r.early != 1 || r.never != 1 {
+		t.Errorf("got %+v, want the times 50, 0 and 3, one lock before the crash and one never", r)
+	}
+}
+
+func TestReport_crashes(t *testing.T) {
+	var r report
+	took := []time.Duration{9 * time.Second, 10 * time.Second, 12 * time.Second}
+	r.addCrashes(crashContender{store: crashZK, name: stockZK}, 10*time.Second, crashResult{took: took, never: 1})
+	r.addCrashes(crashContender{store: crashRedis, name: stileName}, 10*time.Second, crashResult{took: took[:2]})
+	r.addCrashes(crashContender{store: crashLocal, name: stileRun, apart: true}, 10*time.Second, crashResult{took: []time.Duration{51 * time.Millisecond}, early: 1})
+	text := r.markdown()
+	for _, want := range []string{
+		"| ZooKeeper    | go-zookeeper's Lock | 3       | 10.00 s | 9.00 s | 12.00 s | 12.00 s | 0                | 1     |",
+		"| local server | `stile run`         | 1       | 51 ms   |",
+		"Redis, Stile: longest / 11s ≤ 1: 0.91 (0.91–0.91): reached", "Redis, Stile: before the crash or never ≤ 0: 0.00 (0.00–0.00): reached",
+		"local server, `stile run`: before the crash or never ≤ 0: 1.00 (1.00–1.00): **not reached**",
+		"local server, `stile run`: median / 50ms ≤ 1: 1.02 (1.02–1.02): **not reached**",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report does not contain %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "go-zookeeper's Lock: ") {
+		t.Errorf("something is expected of a peer:\n%s", text)
+	}
+}
+
+// stuckLock never returns, as some contenders do not although their context has ended.
+type stuckLock struct{ release chan struct{} }
+
+func (l stuckLock) Lock(context.Context, string) (func(context.Context) error, error) {
+	<-l.release
+	return nil, errors.New("released")
+}
+func (stuckLock) Close() {}
+
+func TestWaitFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := job{Epoch: time.Now().UnixNano(), TTL: time.Second}
+		stuck := stuckLock{make(chan struct{})}
+		if at, err := j.waitFor(t.Context(), stuck, "x"); at != 0 || err != nil || j.now() != int64(crashPatience(j.TTL)) {
+			t.Errorf("got %d, error %v after %v; want that it gives up after %v", at, err, time.Duration(j.now()), crashPatience(j.TTL))
+		}
+		close(stuck.release)
+		began := j.now()
+		if at, err := j.waitFor(t.Context(), newLocalLock(), "x"); at != began || err != nil {
+			t.Errorf("got %d, error %v; want %d", at, err, began)
+		}
+		want := errors.New("broken")
+		if _, err := j.waitFor(t.Context(), failingLock{want}, "x"); !errors.Is(err, want) {
+			t.Errorf("got error %v, want %v", err, want)
+		}
+	})
+}
+
+// A lock is extended three times in each TTL, until that fails.
+func TestExtend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, n := time.Now(), 0
+		extend(t.Context(), 3*time.Second, func() error {
+			if n++; n == 4 {
+				return errors.New("lost")
+			}
+			return nil
+		})
+		if took := time.Since(began); n != 4 || took != 4*time.Second {
+			t.Errorf("extended %d times in %v, want 4 times in 4s", n, took)
+		}
+	})
 }
