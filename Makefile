@@ -53,7 +53,7 @@ build: ## build the stile command into .bin
 
 .PHONY: build-lean
 build-lean: build ## build the stile command without the server into .bin/lean, and stiled, which has it
-	cd cmd/stile && $(static) -tags lean -o $(BIN)/lean/stile . && ln -f $(BIN)/stile $(BIN)/lean/stiled
+	cd cmd/stile && $(static) -tags lean,grpcnotrace -o $(BIN)/lean/stile . && ln -f $(BIN)/stile $(BIN)/lean/stiled
 
 .PHONY: man
 man: build ## write the man pages to .bin/man

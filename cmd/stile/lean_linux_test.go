@@ -14,7 +14,7 @@ func TestLean_leavesTheServerToStiled(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	lean := m.path("stile")
-	build := exec.Command("go", "run", "-tags", "lean", "-exec", "cp", ".", lean)
+	build := exec.Command("go", "run", "-tags", "lean,grpcnotrace", "-exec", "cp", ".", lean)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -23,6 +23,11 @@ func TestLean_leavesTheServerToStiled(t *testing.T) {
 		c := m.command(args...)
 		c.Path = lean
 		return c.spawn()
+	}
+
+	if is, whole := m.size(lean), m.size(stile); is > whole*6/10 {
+		t.Errorf("it has %d bytes, and %d with the server: the linker keeps methods that nothing calls "+
+			"(go build -ldflags=-dumpdep names the first ReflectMethod)", is, whole)
 	}
 
 	for _, args := range [][]string{{"serve"}, {"serve", "--help"}, {"run", "x", "--", "true"}} {
@@ -49,4 +54,13 @@ func TestLean_leavesTheServerToStiled(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(m.dir, "man", "stile-serve.1")); err != nil {
 		t.Error(err)
 	}
+}
+
+func (m *machine) size(program string) int64 {
+	m.t.Helper()
+	info, err := os.Stat(program)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return info.Size()
 }

@@ -83,7 +83,7 @@ func (b *builder) close() error { return os.RemoveAll(b.gopath) }
 func (b *builder) install(p platform) (*program, error) {
 	var lean []byte
 	if p.os == "linux" {
-		without, err := b.build(p, "lean")
+		without, err := b.build(p, "lean,grpcnotrace")
 		if err != nil {
 			return nil, err
 		}
@@ -97,9 +97,9 @@ func (b *builder) install(p platform) (*program, error) {
 	return built, nil
 }
 
-// build builds the command with a build tag. It replaces the program that was built for p before.
-func (b *builder) build(p platform, tag string) (*program, error) {
-	_, err := b.run("", p, "install", "-trimpath", "-ldflags=-s -w", "-tags="+tag, command+"@"+b.version)
+// build builds the command with build tags. It replaces the program that was built for p before.
+func (b *builder) build(p platform, tags string) (*program, error) {
+	_, err := b.run("", p, "install", "-trimpath", "-ldflags=-s -w", "-tags="+tags, command+"@"+b.version)
 	if err != nil {
 		return nil, err
 	}

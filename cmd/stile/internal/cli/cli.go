@@ -102,6 +102,7 @@ const serveShort = "Run a lock server: an etcd, alone or as a member of a cluste
 func serveNames() []string { return []string{"server", "page", "web", "metrics", "dashboard"} }
 
 func newRoot(stdio Stdio) *cobra.Command {
+	version := false
 	root := &cobra.Command{
 		Use:   "stile",
 		Short: "Distributed locks that stay correct when processes pause, crash or are cut off",
@@ -135,14 +136,19 @@ Files:
 			}
 			return fmt.Errorf("unknown command %q; see stile --help", args[0])
 		},
-		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if version {
+				return stdio.write(fmt.Appendln(nil, ourVersions()))
+			}
+			return cmd.Help()
+		},
 		SuggestionsMinimumDistance: 2,
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.Version = ourVersions().String()
-	root.SetVersionTemplate("{{.Version}}\n")
+	// Not cobra's own flag: with a template in the program, the linker keeps every method of every type in it.
+	root.Flags().BoolVarP(&version, "version", "v", false, "version for stile")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 	})
