@@ -31,9 +31,10 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 	}
 	defer a.remove()
 	run := []string{stile, "run", "x", "--", "true"}
+	flock := &command{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}}
 	commands := []*command{
 		{name: "`true`", argv: []string{"true"}},
-		{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}},
+		flock,
 		{name: "`stile version`", argv: []string{stile, "version"}},
 		{name: "`stile run x -- true`, the local server runs", argv: run},
 		{name: "`stile version`, built without the server", argv: []string{lean, "version"}},
@@ -53,6 +54,7 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 	for _, c := range commands {
 		r.Startup = append(r.Startup, startupRow{
 			c.name, quantile(c.took, 0.5), quantile(c.took, 0.9), quantile(c.took, 0),
+			quantile(c.took, 0.5).Seconds() / quantile(flock.took, 0.5).Seconds(),
 		})
 	}
 	return r, nil
@@ -62,13 +64,14 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 type startupRow struct {
 	Command              string
 	Median, P90, Fastest time.Duration
+	Flocks               float64 // the median, divided by that of flock
 }
 
 func startupTable(t *strings.Builder, rows []startupRow) {
 	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
-	cells := [][]string{{"command", "median", "90 % are below", "fastest"}}
+	cells := [][]string{{"command", "median", "90 % are below", "fastest", "median / flock's"}}
 	for _, r := range rows {
-		cells = append(cells, []string{r.Command, ms(r.Median), ms(r.P90), ms(r.Fastest)})
+		cells = append(cells, []string{r.Command, ms(r.Median), ms(r.P90), ms(r.Fastest), fmt.Sprintf("%.1f", r.Flocks)})
 	}
 	table(t, cells)
 }
