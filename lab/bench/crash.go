@@ -452,6 +452,7 @@ func (m *crashMeasurement) startHolders(ctx context.Context, k crashContender, j
 	for i := range crashes {
 		var w *workerProcess
 		if k.start != nil {
+			time.Sleep(m.ttl / crashes) // workers begin at different times by themselves
 			w, err = k.start(ctx, j.numberedName(i), m.ttl)
 		} else {
 			one := j
