@@ -50,7 +50,7 @@ func scenario(t *testing.T, run func(t *testing.T, w *testEnv)) {
 		w := &testEnv{t: t, store: memstore.New()}
 		t.Cleanup(func() { // runs after the clients were closed
 			time.Sleep(ttl)
-			if lines, err := w.store.Lines(context.Background(), ""); err != nil || len(lines) > 0 {
+			if lines, err := store.CollectLines(w.store.Lines(context.Background(), "")); err != nil || len(lines) > 0 {
 				t.Errorf("one TTL after the end the store has the lines %+v, %v, want none", lines, err)
 			}
 			if ids := w.store.Sessions(); len(ids) > 0 {
@@ -120,7 +120,7 @@ func (w *testEnv) expectLine(name string, want ...string) {
 // session returns the ID of the session that has an entry of the client called owner.
 func (w *testEnv) session(owner string) string {
 	w.t.Helper()
-	lines, err := w.store.Lines(context.Background(), "")
+	lines, err := store.CollectLines(w.store.Lines(context.Background(), ""))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package stile
 import (
 	"context"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/stilelock/stile/line"
@@ -44,23 +45,47 @@ type Entry struct {
 }
 
 // Lines returns the lines whose name begins with prefix, sorted by name. The empty prefix means
-// all. A name without holders and waiters has no line.
+// all. A name without holders and waiters has no line. Where there may be very many lines, use
+// [Client.LinesSeq].
 func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	if err := store.CheckPrefix(prefix); err != nil {
-		return nil, fmt.Errorf("stile: %w", err)
-	}
-	found, err := c.store.Lines(ctx, prefix)
-	if err != nil {
-		return nil, fmt.Errorf("stile: lines: %w", err)
-	}
-	lines := make([]Line, 0, len(found))
-	for _, l := range found {
-		lines = append(lines, lineOf(l))
+	lines := []Line{}
+	for l, err := range c.LinesSeq(ctx, prefix) {
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, l)
 	}
 	return lines, nil
+}
+
+// LinesSeq yields the lines that [Client.Lines] returns, in the same order. On etcd it reads them in pages
+// while they are used, so the first ones come soon and few are in memory; other stores read the
+// names of all lines first. Each line is consistent in itself, but later ones are read later.
+//
+// After a failure it yields the error, with an empty Line, and ends. It may be ranged over several times,
+// and reads the lines each time.
+func (c *Client) LinesSeq(ctx context.Context, prefix string) iter.Seq2[Line, error] {
+	return func(yield func(Line, error) bool) {
+		err := c.check()
+		if err == nil {
+			if err = store.CheckPrefix(prefix); err != nil {
+				err = fmt.Errorf("stile: %w", err)
+			}
+		}
+		if err != nil {
+			yield(Line{}, err)
+			return
+		}
+		for l, err := range c.store.Lines(ctx, prefix) {
+			if err != nil {
+				yield(Line{}, fmt.Errorf("stile: lines: %w", err))
+				return
+			}
+			if !yield(lineOf(l), nil) {
+				return
+			}
+		}
+	}
 }
 
 // Line returns the line of name; it is empty if the name has no holders and waiters. Line accepts

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -182,7 +183,7 @@ func (s *stress) run() {
 		}
 	}
 	time.Sleep(2 * stressTTL)
-	if lines, err := s.store.Lines(s.t.Context(), ""); err != nil || len(lines) > 0 {
+	if lines, err := store.CollectLines(s.store.Lines(s.t.Context(), "")); err != nil || len(lines) > 0 {
 		s.errorf("lines at the end: got %+v, %v, want none", lines, err)
 	}
 	if ids := s.store.Sessions(); len(ids) > 0 {

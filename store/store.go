@@ -51,6 +51,7 @@ package store
 
 import (
 	"context"
+	"iter"
 	"time"
 
 	"github.com/stilelock/stile/line"
@@ -80,9 +81,12 @@ type Store interface {
 	// Line returns the line of name. It is empty, without an error, if there are no entries.
 	Line(ctx context.Context, name string) (Line, error)
 
-	// Lines returns the lines that have entries and whose name begins with prefix, sorted by name.
-	// The empty prefix means all. Each line is consistent in itself, but not with the others.
-	Lines(ctx context.Context, prefix string) ([]Line, error)
+	// Lines yields the lines that have entries and whose name begins with prefix, sorted by name. The
+	// empty prefix means all. Each line is consistent in itself, but not with the others. After a failure
+	// it yields the error and ends. It reads while it is ranged over, each time anew, and a long
+	// pause between two lines does no harm. The time limit of a store is for each of its requests.
+	// A store may leave out Remarks for which it would have to read more; Line returns all.
+	Lines(ctx context.Context, prefix string) iter.Seq2[Line, error]
 
 	// Watch calls changed when an entry may have joined, left, been admitted or otherwise changed,
 	// in a line whose name begins with prefix. It returns when ctx ends, with an error matching
@@ -105,6 +109,18 @@ type Store interface {
 	// it belongs to, and returns it. If there is no such entry, the error matches [ErrGone] and
 	// nothing has changed. After any other error the entry may or may not be there.
 	Break(ctx context.Context, name string, order uint64) (Entry, error)
+}
+
+// CollectLines returns the lines that [Store.Lines] yields, or its error without them.
+func CollectLines(seq iter.Seq2[Line, error]) ([]Line, error) {
+	var lines []Line
+	for l, err := range seq {
+		if err != nil {
+			return nil, err
+		}
+		lines = append(lines, l)
+	}
+	return lines, nil
 }
 
 // A Session owns the entries of one client: when it ends, they are removed. It must be safe for

@@ -199,7 +199,7 @@ func TestAuth_permissionOnPrefix(t *testing.T) {
 		return err1 == nil && err2 == nil && len(epochKey.Kvs) == 1 && len(entries.Kvs) == 0
 	})
 
-	lines, err := st.Lines(t.Context(), "")
+	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
 	if err != nil || len(lines) != 1 || lines[0].Name != "lock" {
 		t.Errorf("got lines %+v, %v; want lock alone", lines, err)
 	}

@@ -100,7 +100,7 @@ func TestMarker_ignoredByOtherClients(t *testing.T) {
 		}
 		wantMarkers(t, name, order)
 		for _, prefix := range []string{name, ".stile"} {
-			if lines, err := st.Lines(t.Context(), prefix); err != nil || len(lines) > 0 {
+			if lines, err := store.CollectLines(st.Lines(t.Context(), prefix)); err != nil || len(lines) > 0 {
 				t.Errorf("Lines with prefix %q: got %+v, %v; want none", prefix, lines, err)
 			}
 		}

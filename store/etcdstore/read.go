@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,80 +23,8 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	if err != nil {
 		return store.Line{}, s.wrapErr("read the line", err)
 	}
-	s.fillRemaining(ctx, []store.Line{l}, [][]listedEntry{cs})
+	s.fillRemaining(ctx, []store.Line{l}, [][]listedEntry{cs}, newLeaseQueries())
 	return l, nil
-}
-
-// Lines implements [store.Store]. It reads every key that begins with the store's prefix and the
-// given one. On a cluster with many other keys, use a prefix.
-func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
-	defer cancel()
-	names, err := s.names(ctx, prefix)
-	if err != nil {
-		return nil, s.wrapErr("list the lines", err)
-	}
-	lines := make([]store.Line, 0, len(names))
-	contenders := make([][]listedEntry, 0, len(names))
-	for chunk := range slices.Chunk(names, maxReadsPerTxn/2) {
-		gets := make([]clientv3.Op, 0, 2*len(chunk))
-		for _, name := range chunk {
-			gets = append(gets, s.lineReads(name)...)
-		}
-		resp, err := s.commit(ctx, nil, gets, nil)
-		if err != nil {
-			return nil, s.wrapErr(fmt.Sprintf("read the lines of locks %q to %q", chunk[0], chunk[len(chunk)-1]), err)
-		}
-		for i, name := range chunk {
-			l, cs := s.keys.buildLine(name, resp.Responses[2*i].GetResponseRange().Kvs, resp.Responses[2*i+1].GetResponseRange().Kvs)
-			if len(l.Entries) > 0 {
-				lines, contenders = append(lines, l), append(contenders, cs)
-			}
-		}
-	}
-	s.fillRemaining(ctx, lines, contenders)
-	return lines, nil
-}
-
-const (
-	// pageSize is how many keys are listed in one request.
-	pageSize = 10_000
-	// maxReadsPerTxn is less than the 128 operations that a server allows in a transaction by
-	// default.
-	maxReadsPerTxn = 100
-)
-
-// names returns, sorted, the names that begin with prefix and may have a line. Whether their keys
-// are entries is known only after reading the line.
-func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
-	var names []string
-	from := s.keys.prefix + prefix
-	end := clientv3.GetPrefixRangeEnd(from)
-	if from == "" {
-		from, end = "\x00", "\x00" // the whole key space
-	}
-	for {
-		var resp *clientv3.GetResponse
-		err := s.attempt(ctx, func(ctx context.Context) (err error) {
-			resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		for _, kv := range resp.Kvs {
-			// The key of lock "a" begins with "a/", though its name does not.
-			if name, ok := s.keys.name(kv.Key); ok && strings.HasPrefix(name, prefix) {
-				names = append(names, name)
-			}
-		}
-		if !resp.More || len(resp.Kvs) == 0 {
-			break
-		}
-		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
-	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
 }
 
 // read reads one line with a linearizable read; see [keys.buildLine].
@@ -154,13 +81,18 @@ func storeEntry(c listedEntry) store.Entry {
 	}
 }
 
-// fillRemaining sets how long the sessions of the entries have left. To keep reads fast it queries
-// at most 256 leases and takes at most a second. Unknown values stay zero.
-func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]listedEntry) {
-	const (
-		maxLeases = 256
-		parallel  = 8
-	)
+// leaseQueries limits the queries of leases for one reading, to keep it fast.
+type leaseQueries struct {
+	left int
+	time time.Duration
+}
+
+func newLeaseQueries() *leaseQueries { return &leaseQueries{left: 256, time: time.Second} }
+
+// fillRemaining sets how long the sessions of the entries have left, as far as the queries suffice.
+// Unknown values stay zero.
+func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]listedEntry, queries *leaseQueries) {
+	const parallel = 8
 	remaining := make(map[clientv3.LeaseID]time.Duration)
 	var unknown []clientv3.LeaseID
 	now := time.Now()
@@ -171,21 +103,21 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 			}
 			left, known := s.leases.remaining(c.Lease, now)
 			remaining[c.Lease] = left
-			if !known && len(unknown) < maxLeases {
+			if !known && len(unknown) < queries.left {
 				unknown = append(unknown, c.Lease)
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, queries.time)
 	defer cancel()
 	var (
-		mu      sync.Mutex
-		queries sync.WaitGroup
-		sem     = make(chan struct{}, parallel)
+		mu     sync.Mutex
+		askers sync.WaitGroup
+		sem    = make(chan struct{}, parallel)
 	)
 	for _, id := range unknown {
 		sem <- struct{}{}
-		queries.Go(func() {
+		askers.Go(func() {
 			defer func() { <-sem }()
 			at := time.Now()
 			resp, err := s.cli.TimeToLive(ctx, id)
@@ -199,7 +131,9 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 			mu.Unlock()
 		})
 	}
-	queries.Wait()
+	askers.Wait()
+	queries.left -= len(unknown)
+	queries.time -= time.Since(now)
 	for i, l := range lines {
 		for j := range l.Entries {
 			l.Entries[j].Remaining = remaining[contenders[i][j].Lease]

@@ -141,7 +141,7 @@ func TestSetRecord_key(t *testing.T) {
 	if got := keys(); !slices.Equal(got, []string{prefix + ".stile/records/" + name + "//"}) {
 		t.Errorf("keys of records: got %q", got)
 	}
-	outer, err := newStore(t, cli, "").Lines(t.Context(), prefix)
+	outer, err := store.CollectLines(newStore(t, cli, "").Lines(t.Context(), prefix))
 	if err != nil || len(outer) != 1 || outer[0].Name != prefix+name {
 		t.Errorf("lines of a store with a shorter prefix: got %+v, %v, want that of the entry only", outer, err)
 	}

@@ -56,9 +56,10 @@ type Store struct {
 	keys   keys
 	logger *slog.Logger
 
-	times times
-	sizes sizes
-	pace  attempts.Pace
+	times     times
+	sizes     sizes
+	pageSizes pageSizes
+	pace      attempts.Pace
 
 	leases     leaseReadings
 	maxCatchUp int64 // [maxCatchUp], unless a test sets another
@@ -88,7 +89,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	}
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	return &Store{
-		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes,
+		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
 		maxCatchUp: maxCatchUp, pages: opts.Pages, limits: defaultExamineLimits,
 		sessionOpened: opts.SessionOpened,
 	}, nil

@@ -241,7 +241,7 @@ func TestSetFaults_receivesCalls(t *testing.T) {
 		ticket := enqueue(t, se, "a", nil)
 		_ = se.Confirm(ctx)
 		_, _ = st.Line(ctx, "a")
-		_, _ = st.Lines(ctx, "b")
+		_, _ = store.CollectLines(st.Lines(ctx, "b"))
 		_, _ = st.Break(ctx, "c", 1)
 		_ = ticket.Withdraw(ctx)
 		_ = se.Close(ctx)

@@ -3,6 +3,7 @@ package memstore
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"sort"
 	"strings"
@@ -82,19 +83,29 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	return l, err
 }
 
-// Lines implements [store.Store].
-func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	var lines []store.Line
-	err := s.request(ctx, Call{Op: Read, Name: prefix}, func() error {
-		for name := range s.lines {
-			if strings.HasPrefix(name, prefix) {
-				lines = append(lines, s.readLocked(name))
+// Lines implements [store.Store]. All lines are of the same moment.
+func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		var lines []store.Line
+		err := s.request(ctx, Call{Op: Read, Name: prefix}, func() error {
+			for name := range s.lines {
+				if strings.HasPrefix(name, prefix) {
+					lines = append(lines, s.readLocked(name))
+				}
+			}
+			sort.Slice(lines, func(i, j int) bool { return lines[i].Name < lines[j].Name })
+			return nil
+		}, nil)
+		if err != nil {
+			yield(store.Line{}, err)
+			return
+		}
+		for _, l := range lines {
+			if !yield(l, nil) {
+				return
 			}
 		}
-		sort.Slice(lines, func(i, j int) bool { return lines[i].Name < lines[j].Name })
-		return nil
-	}, nil)
-	return lines, err
+	}
 }
 
 // Break implements [store.Store].

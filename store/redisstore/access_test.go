@@ -113,7 +113,7 @@ func TestACL_documentedSuffices(t *testing.T) {
 			wantOtherKind(t, b, name, line.Slot(3), store.Entry{Mode: mode, Order: order.Order, Session: a.ID()})
 			first.Extensions().NotifyContended(func() {})
 			confirm(t, a)
-			if l, err := st.Lines(t.Context(), name); err != nil || len(l) != 1 || len(l[0].Entries) != 2 {
+			if l, err := store.CollectLines(st.Lines(t.Context(), name)); err != nil || len(l) != 1 || len(l[0].Entries) != 2 {
 				t.Errorf("got lines %+v, %v", l, err)
 			}
 			if _, err := st.Break(t.Context(), name, order.Order); err != nil {

@@ -28,7 +28,7 @@ func TestContext_endsCallsWhileServerHangs(t *testing.T) {
 			return err
 		},
 		"Line":    func(ctx context.Context, h hung) error { _, err := h.st.Line(ctx, h.name); return err },
-		"Lines":   func(ctx context.Context, h hung) error { _, err := h.st.Lines(ctx, ""); return err },
+		"Lines":   func(ctx context.Context, h hung) error { _, err := store.CollectLines(h.st.Lines(ctx, "")); return err },
 		"Watch":   func(ctx context.Context, h hung) error { return h.st.Watch(ctx, "", func([]string) {}) },
 		"Break":   func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, h.name, 1); return err },
 		"Examine": func(ctx context.Context, h hung) error { _, err := h.st.Examine(ctx, longTTL); return err },

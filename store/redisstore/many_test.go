@@ -100,7 +100,7 @@ func TestSession_manyHolds(t *testing.T) {
 	start = time.Now()
 	eventually(t, "the session is closed", func() bool { return se.Close(t.Context()) == nil }) // each call has ten seconds
 	t.Logf("and released in %v", time.Since(start))
-	if left, err := st.Lines(t.Context(), ""); err != nil || len(left) > 0 {
+	if left, err := store.CollectLines(st.Lines(t.Context(), "")); err != nil || len(left) > 0 {
 		t.Errorf("got %d lines, %v; want none", len(left), err)
 	}
 }

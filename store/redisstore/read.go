@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -40,28 +41,33 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // Lines implements [store.Store]. It scans all keys of the database, on every master of a cluster,
 // without blocking other clients; a million keys take about a second. A lock that only another
 // locker holds is not listed, because its key looks like any other string.
-func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	op := fmt.Sprintf("list the locks that begin with %q", prefix)
-	names, err := s.names(ctx, prefix)
-	if err != nil {
-		return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
-	}
-	var lines []store.Line
-	for chunk := range slices.Chunk(names, 100) {
-		err := retryBounded(ctx, func(ctx context.Context) error {
-			read, err := s.read(ctx, chunk)
-			for _, l := range read {
-				if len(l.Entries) > 0 {
-					lines = append(lines, l)
+func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		fail := func(err error) {
+			yield(store.Line{}, s.wrapErr(fmt.Sprintf("list the locks that begin with %q", prefix), attempts.WithContextErr(ctx, err)))
+		}
+		names, err := s.names(ctx, prefix)
+		if err != nil {
+			fail(err)
+			return
+		}
+		for chunk := range slices.Chunk(names, 100) {
+			var lines []store.Line
+			err := retryBounded(ctx, func(ctx context.Context) (err error) {
+				lines, err = s.read(ctx, chunk)
+				return err
+			})
+			if err != nil {
+				fail(err)
+				return
+			}
+			for _, l := range lines {
+				if len(l.Entries) > 0 && !yield(l, nil) {
+					return
 				}
 			}
-			return err
-		})
-		if err != nil {
-			return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 		}
 	}
-	return lines, nil
 }
 
 // names returns the sorted names that begin with prefix and have keys of Stile's.

@@ -488,7 +488,7 @@ func TestNames_specialCharacters(t *testing.T) {
 				}
 				return false
 			})
-			if ls, err := st.Lines(t.Context(), name); err != nil || len(ls) != 1 || ls[0].Name != name {
+			if ls, err := store.CollectLines(st.Lines(t.Context(), name)); err != nil || len(ls) != 1 || ls[0].Name != name {
 				t.Errorf("%q, prefix %q: got lines %+v, %v", name, prefix, ls, err)
 			}
 			if _, err := st.Break(t.Context(), name, order); err != nil {
@@ -677,7 +677,7 @@ func TestACL_documentedSuffices(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ls, err := st.Lines(t.Context(), ""); err != nil || len(ls) != 1 || ls[0].Entries[0].Order != order {
+			if ls, err := store.CollectLines(st.Lines(t.Context(), "")); err != nil || len(ls) != 1 || ls[0].Entries[0].Order != order {
 				t.Errorf("got lines %+v, %v", ls, err)
 			}
 			if st := <-standings; st.State != store.Waiting {

@@ -27,7 +27,7 @@ func TestContext_endsCallsWhileMastersHang(t *testing.T) {
 			return err
 		},
 		"Line":    func(ctx context.Context, h hung) error { _, err := h.st.Line(ctx, "lock"); return err },
-		"Lines":   func(ctx context.Context, h hung) error { _, err := h.st.Lines(ctx, ""); return err },
+		"Lines":   func(ctx context.Context, h hung) error { _, err := store.CollectLines(h.st.Lines(ctx, "")); return err },
 		"Watch":   func(ctx context.Context, h hung) error { return h.st.Watch(ctx, "", func([]string) {}) },
 		"Break":   func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, "lock", 1); return err },
 		"Confirm": func(ctx context.Context, h hung) error { return h.se.Confirm(ctx) },

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -28,9 +29,7 @@ type view struct {
 // Line implements [store.Store]. It shows a hold if a majority of the masters has it; a remark
 // mentions what a minority has. Waiters are not shown, because the masters have no record of them.
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
-	defer cancel()
-	ls, err := s.readLines(within, []string{name})
+	ls, err := s.readChunk(ctx, []string{name})
 	if err != nil {
 		return store.Line{}, s.wrapErr("read the line", attempts.WithContextErr(ctx, err))
 	}
@@ -39,31 +38,42 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 
 // Lines implements [store.Store]. It lists the locks taken by clients of this package. Those of
 // other clients are shown by [Store.Line] only, because their keys look like any others.
-func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
-	defer cancel()
-	op := fmt.Sprintf("read the locks that begin with %q", prefix)
-	names, err := s.names(within, prefix)
-	if err != nil {
-		return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
-	}
-	var found []store.Line
-	for chunk := range slices.Chunk(names, batchSize) {
-		ls, err := s.readLines(within, chunk)
-		if err != nil {
-			return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
+func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		fail := func(err error) {
+			yield(store.Line{}, s.wrapErr(fmt.Sprintf("read the locks that begin with %q", prefix), attempts.WithContextErr(ctx, err)))
 		}
-		for _, l := range ls {
-			if len(l.Entries) > 0 {
-				found = append(found, l)
+		names, err := s.names(ctx, prefix)
+		if err != nil {
+			fail(err)
+			return
+		}
+		for chunk := range slices.Chunk(names, batchSize) {
+			lines, err := s.readChunk(ctx, chunk)
+			if err != nil {
+				fail(err)
+				return
+			}
+			for _, l := range lines {
+				if len(l.Entries) > 0 && !yield(l, nil) {
+					return
+				}
 			}
 		}
 	}
-	return found, nil
+}
+
+// readChunk is readLines with the time limit of a call.
+func (s *Store) readChunk(ctx context.Context, names []string) ([]store.Line, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
+	defer cancel()
+	return s.readLines(ctx, names)
 }
 
 // names returns the sorted names in the masters' indexes that begin with prefix.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
+	defer cancel()
 	answers, err := s.readAll(ctx, namesScript, []string{s.keys.index()}, []string{prefix})
 	if err != nil {
 		return nil, err

@@ -208,7 +208,7 @@ func (w *testEnv) lines(prefix string) []store.Line {
 	w.t.Helper()
 	ctx, cancel := w.call()
 	defer cancel()
-	ls, err := w.stores[len(w.stores)-1].Lines(ctx, prefix)
+	ls, err := store.CollectLines(w.stores[len(w.stores)-1].Lines(ctx, prefix))
 	if err != nil {
 		w.t.Fatalf("Lines(%q): %v", prefix, err)
 	}

@@ -169,7 +169,7 @@ func wantLines(t *testing.T, w *testEnv, prefix string, want []string) {
 	var got []string
 	for end := time.Now().Add(w.h.Grace); ; time.Sleep(w.h.Grace / 100) {
 		ctx, cancel := w.call()
-		all, err := w.stores[len(w.stores)-1].Lines(ctx, prefix)
+		all, err := store.CollectLines(w.stores[len(w.stores)-1].Lines(ctx, prefix))
 		cancel()
 		if err != nil {
 			t.Fatalf("Lines(%q): %v", prefix, err)

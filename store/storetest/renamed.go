@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -79,12 +80,15 @@ func (r *renamed) Line(ctx context.Context, name string) (store.Line, error) {
 	return l, err
 }
 
-func (r *renamed) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	lines, err := r.inner.Lines(ctx, r.prefix+prefix)
-	for i := range lines {
-		lines[i].Name = strings.TrimPrefix(lines[i].Name, r.prefix)
+func (r *renamed) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		for l, err := range r.inner.Lines(ctx, r.prefix+prefix) {
+			l.Name = strings.TrimPrefix(l.Name, r.prefix)
+			if !yield(l, err) {
+				return
+			}
+		}
 	}
-	return lines, err
 }
 
 func (r *renamed) Watch(ctx context.Context, prefix string, changed func(names []string)) error {

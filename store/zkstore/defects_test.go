@@ -429,7 +429,7 @@ func TestClose_leavesNoGoroutines(t *testing.T) {
 			}
 			cancel()
 		}
-		if _, err := st.Lines(t.Context(), ""); err != nil {
+		if _, err := store.CollectLines(st.Lines(t.Context(), "")); err != nil {
 			t.Fatal(err)
 		}
 		for _, se := range sessions {

@@ -146,7 +146,7 @@ func TestWaiter_behindUnreadableEntry(t *testing.T) {
 	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
 		t.Errorf("try for a lock with an unreadable holder: got %v, want a HeldError", err)
 	}
-	if lines, err := open.Lines(t.Context(), name); err != nil || len(lines) != 1 || len(lines[0].Entries) != 1 ||
+	if lines, err := store.CollectLines(open.Lines(t.Context(), name)); err != nil || len(lines) != 1 || len(lines[0].Entries) != 1 ||
 		lines[0].Entries[0].Session != holding.ID() || lines[0].Entries[0].Foreign {
 		t.Errorf("line with an unreadable entry: got %+v, %v, want one entry of the holder's session", lines, err)
 	}
@@ -221,7 +221,7 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 	p := enqueue(t, openSession(t, st), "a/b", line.Exclusive)
 	for {
 		receive(t, changed, "notification of the first entry") // not a periodic one: see noRecheck
-		lines, err := st.Lines(t.Context(), "a")
+		lines, err := store.CollectLines(st.Lines(t.Context(), "a"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -283,7 +283,7 @@ func TestConfirm_topNotReadable(t *testing.T) {
 	bob := optionsWith(zkstore.Auth{Scheme: "digest", Credentials: "bob:secret"})
 	bob.Root = root
 	se := openSession(t, newStore(t, bob, z.Endpoint()))
-	if _, err := newStore(t, &zkstore.Options{Auth: bob.Auth}, z.Endpoint()).Lines(t.Context(), ""); !errors.Is(err, zk.ErrNoAuth) {
+	if _, err := store.CollectLines(newStore(t, &zkstore.Options{Auth: bob.Auth}, z.Endpoint()).Lines(t.Context(), "")); !errors.Is(err, zk.ErrNoAuth) {
 		t.Errorf("Lines at the root: got %v, want zk.ErrNoAuth: the test is not effective", err)
 	}
 	enqueue(t, se, "a", line.Exclusive).await(t, store.Admitted)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -41,34 +42,44 @@ func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error)
 
 // Lines implements [store.Store]. It lists every node below the store's root whose path may be the
 // beginning of a name with the prefix. So if the ensemble also stores other data, give Stile its
-// own root. The requests of a listing are made side by side, and it goes on as long as they are
-// answered.
-func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, err error) {
-	err = s.withReaderWhileAnswered(ctx, s.callTimeout, "list the lines", func(ctx context.Context, c *client, answered func()) error {
-		if err := c.sync(ctx, s.paths.top()); err != nil {
+// own root. The lines are read after all have been listed; entries that join meanwhile are left out.
+// Requests are made side by side, and there is no time limit as long as they are answered.
+func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		const op = "list the lines"
+		var found []*listing
+		err := s.withReaderWhileAnswered(ctx, s.callTimeout, op, func(ctx context.Context, c *client, answered func()) (err error) {
+			if err := c.sync(ctx, s.paths.top()); err != nil {
+				return err
+			}
+			found, err = s.list(ctx, c, prefix, answered)
 			return err
-		}
-		found, err := s.list(ctx, c, prefix, answered)
-		if err != nil {
-			return err
-		}
-		if err := s.readEntries(ctx, c, found, answered); err != nil {
-			return err
-		}
+		})
 		slices.SortFunc(found, func(a, b *listing) int { return strings.Compare(a.name, b.name) })
-		lines = make([]store.Line, 0, len(found))
-		for _, l := range found {
-			if line, _ := s.lineOf(l); len(line.Entries) > 0 {
-				lines = append(lines, line)
+		for len(found) > 0 && err == nil {
+			chunk := found[:min(len(found), linesPerRead)]
+			found = found[len(chunk):]
+			err = s.withReaderWhileAnswered(ctx, s.callTimeout, op, func(ctx context.Context, c *client, answered func()) error {
+				return s.readEntries(ctx, c, chunk, answered)
+			})
+			for i, l := range chunk {
+				chunk[i] = nil // its entries are not kept in memory
+				if err != nil {
+					break
+				}
+				if line, _ := s.lineOf(l); len(line.Entries) > 0 && !yield(line, nil) {
+					return
+				}
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
+		if err != nil {
+			yield(store.Line{}, err)
+		}
 	}
-	return lines, nil
 }
+
+// linesPerRead is how many lines are read side by side in a listing.
+const linesPerRead = 1000
 
 // A listing is the contenders of one line, and what their nodes contain.
 type listing struct {

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -18,24 +20,71 @@ import (
 // newTable returns a writer that aligns cells separated by tabs. It writes when it is flushed.
 func newTable(to *bytes.Buffer) *tabwriter.Writer { return tabwriter.NewWriter(to, 0, 0, 2, ' ', 0) }
 
-// overview formats lines as a table with one row each; "" if there are no lines.
-func overview(lines []stile.Line, now time.Time) []byte {
-	if len(lines) == 0 {
-		return nil
+// rowsPerBlock is how many rows of an overview are aligned together, and in memory.
+const rowsPerBlock = 500
+
+// overview writes lines as a table with one row each, and returns how many there were; it writes nothing
+// if there are none. The rows are aligned block by block, so that the first ones are written before the
+// last ones are read. A block's columns are at least as wide as those before. If lines end with an
+// error, the rows before it are written.
+func overview(lines iter.Seq2[stile.Line, error], now func() time.Time, write func([]byte) error) (n int, err error) {
+	var widths []int
+	block := [][]string{{"NAME", "HOLDER", "AGE", "LEFT", "WAITING"}}
+	flush := func() error {
+		var text []byte
+		text, widths = align(block, widths)
+		block = block[:0]
+		return write(text)
 	}
-	var buf bytes.Buffer
-	table := newTable(&buf)
-	fmt.Fprintln(table, "NAME\tHOLDER\tAGE\tLEFT\tWAITING")
-	for _, l := range lines {
-		age, left := "?", "?"
-		if len(l.Holders) > 0 {
-			first := l.Holders[0]
-			age, left = heldFor(first, now), leftOf(first)
+	for l, failure := range lines {
+		if failure != nil {
+			err = failure
+			break
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", asArgument(l.Name), holders(l), age, left, len(l.Waiters))
+		n++
+		if block = append(block, row(l, now())); len(block) == rowsPerBlock {
+			if err := flush(); err != nil {
+				return n, err
+			}
+		}
 	}
-	table.Flush()
-	return buf.Bytes()
+	if n > 0 {
+		err = cmp.Or(flush(), err)
+	}
+	return n, err
+}
+
+// row returns the cells of a line.
+func row(l stile.Line, now time.Time) []string {
+	age, left := "?", "?"
+	if len(l.Holders) > 0 {
+		first := l.Holders[0]
+		age, left = heldFor(first, now), leftOf(first)
+	}
+	return []string{asArgument(l.Name), holders(l), age, left, strconv.Itoa(len(l.Waiters))}
+}
+
+// align formats rows with columns of the given widths, in characters, or wider, and returns the widths.
+func align(rows [][]string, widths []int) (text []byte, wider []int) {
+	wider = slices.Clone(widths)
+	for _, cells := range rows {
+		for i, cell := range cells {
+			if i == len(wider) {
+				wider = append(wider, 0)
+			}
+			wider[i] = max(wider[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, cells := range rows {
+		for i, cell := range cells {
+			text = append(text, cell...)
+			if i < len(cells)-1 {
+				text = append(text, strings.Repeat(" ", wider[i]-utf8.RuneCountInString(cell)+2)...)
+			}
+		}
+		text = append(text, '\n')
+	}
+	return text, wider
 }
 
 // holders describes the holder of a lock in a few words. If there are several, it names the first

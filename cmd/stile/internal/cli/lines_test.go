@@ -1,6 +1,9 @@
 package cli
 
 import (
+	"encoding/json"
+	"errors"
+	"iter"
 	"math"
 	"os"
 	"strings"
@@ -61,19 +64,53 @@ func expectText(t *testing.T, got []byte, want string) {
 	}
 }
 
+// sequence yields lines, and then an error unless it is nil.
+func sequence(err error, lines ...stile.Line) iter.Seq2[stile.Line, error] {
+	return func(yield func(stile.Line, error) bool) {
+		for _, l := range lines {
+			if !yield(l, nil) {
+				return
+			}
+		}
+		if err != nil {
+			yield(stile.Line{}, err)
+		}
+	}
+}
+
+// A recorder records what is written.
+type recorder struct{ written []byte }
+
+func (r *recorder) write(b []byte) error {
+	r.written = append(r.written, b...)
+	return nil
+}
+
+func atNoon() time.Time { return noon }
+
+func overviewOf(t *testing.T, lines ...stile.Line) []byte {
+	t.Helper()
+	var r recorder
+	if n, err := overview(sequence(nil, lines...), atNoon, r.write); err != nil || n != len(lines) {
+		t.Fatalf("overview: got %d, %v; want %d", n, err, len(lines))
+	}
+	return r.written
+}
+
 func TestOverview(t *testing.T) {
 	t.Parallel()
 	shared := func(e stile.Entry) stile.Entry { e.Mode = line.Shared; return e }
 	slot := func(e stile.Entry) stile.Entry { e.Mode = line.Slot(3); return e }
-	expectText(t, overview([]stile.Line{
-		{Name: "deploy/web", Holders: []stile.Entry{ann()}, Waiters: []stile.Entry{bob(), foreign()}},
-		{Name: "etcdctl's", Holders: []stile.Entry{foreign()}},
-		{Name: "evil \u202ename", Holders: []stile.Entry{evil()}},
-		{Name: "odd", Waiters: []stile.Entry{ann()}},
-		{Name: "readers", Holders: []stile.Entry{shared(bob()), shared(ann()), shared(ann())}},
-		{Name: "builds", Holders: []stile.Entry{slot(ann()), slot(bob())}},
-		{Name: "says nothing", Holders: []stile.Entry{{Token: 256, Session: "694d"}}},
-	}, noon), `
+	expectText(t, overviewOf(
+		t,
+		stile.Line{Name: "deploy/web", Holders: []stile.Entry{ann()}, Waiters: []stile.Entry{bob(), foreign()}},
+		stile.Line{Name: "etcdctl's", Holders: []stile.Entry{foreign()}},
+		stile.Line{Name: "evil \u202ename", Holders: []stile.Entry{evil()}},
+		stile.Line{Name: "odd", Waiters: []stile.Entry{ann()}},
+		stile.Line{Name: "readers", Holders: []stile.Entry{shared(bob()), shared(ann()), shared(ann())}},
+		stile.Line{Name: "builds", Holders: []stile.Entry{slot(ann()), slot(bob())}},
+		stile.Line{Name: "says nothing", Holders: []stile.Entry{{Token: 256, Session: "694d"}}},
+	), `
 NAME               HOLDER                                           AGE    LEFT  WAITING
 deploy/web         ann@web-3 pid 812 (deploy.sh)                    3m12s  14s   2
 etcdctl's          unknown client, session 694d98a1c2e470           ?      58s   0
@@ -83,16 +120,109 @@ readers            bob@web-1 pid 99 (deploy.sh) +2 (shared)         <2m1s  9s   
 builds             ann@web-3 pid 812 (deploy.sh) +1 (2 of 3 slots)  3m12s  14s   0
 says nothing       unknown owner, session 694d                      ?      ?     0
 `)
-	expectText(t, overview(nil, noon), "")
+	expectText(t, overviewOf(t), "")
 }
 
 func TestOverview_longOwner(t *testing.T) {
 	t.Parallel()
 	e := ann()
 	e.Owner.Command = strings.Repeat("世", 8000)
-	got := overview([]stile.Line{{Name: "a", Holders: []stile.Entry{e}}}, noon)
+	got := overviewOf(t, stile.Line{Name: "a", Holders: []stile.Entry{e}})
 	if widest := len([]rune(strings.Split(string(got), "\n")[1])); widest > 120 {
 		t.Errorf("the table is %d characters wide:\n%s", widest, got)
+	}
+}
+
+// The rows of a block are written before the next block is read. Columns only become wider.
+func TestOverview_writesBlocks(t *testing.T) {
+	t.Parallel()
+	var r recorder
+	names := func(yield func(stile.Line, error) bool) {
+		for i := range 2 * rowsPerBlock {
+			name := "short"
+			switch i {
+			case 0:
+				name = "a longer one"
+			case rowsPerBlock:
+				name = "the longest of all"
+				if got := strings.Count(string(r.written), "\n"); got != rowsPerBlock {
+					t.Errorf("written before line %d is read: got %d rows, want %d", i, got, rowsPerBlock)
+				}
+			}
+			if !yield(stile.Line{Name: name, Holders: []stile.Entry{ann()}}, nil) {
+				return
+			}
+		}
+	}
+	if _, err := overview(names, atNoon, r.write); err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Split(string(r.written), "\n")
+	for i, want := range map[int]string{
+		1:                  "a longer one  ann@",
+		rowsPerBlock - 1:   "short         ann@", // the heading is a row of the first block
+		rowsPerBlock:       "short               ann@",
+		rowsPerBlock + 1:   "the longest of all  ann@",
+		2*rowsPerBlock - 1: "short               ann@",
+		2 * rowsPerBlock:   "short               ann@",
+	} {
+		if !strings.HasPrefix(rows[i], want) {
+			t.Errorf("row %d: got %q, want it to begin with %q", i, rows[i], want)
+		}
+	}
+}
+
+// What was read before an error is written, and the error is returned.
+func TestOverview_error(t *testing.T) {
+	t.Parallel()
+	failure := errors.New("no answer")
+	var r recorder
+	_, err := overview(sequence(failure, stile.Line{Name: "a", Holders: []stile.Entry{ann()}}), atNoon, r.write)
+	if err != failure {
+		t.Errorf("got %v, want %v", err, failure)
+	}
+	expectText(t, r.written, `
+NAME  HOLDER                         AGE    LEFT  WAITING
+a     ann@web-3 pid 812 (deploy.sh)  3m12s  14s   0
+`)
+	r = recorder{}
+	if _, err := overview(sequence(failure), atNoon, r.write); err != failure || len(r.written) > 0 {
+		t.Errorf("without lines: got %v and %q, want only %v", err, r.written, failure)
+	}
+}
+
+// An array that is written in parts reads like one that is written at once. After an error it is not closed.
+func TestWriteJSONLines(t *testing.T) {
+	t.Parallel()
+	lines := []stile.Line{
+		{Name: "a", Holders: []stile.Entry{ann(), evil()}, Waiters: []stile.Entry{bob()}, Remarks: []string{"x\ny"}},
+		{Name: "evil \u202ename", Holders: []stile.Entry{}, Waiters: []stile.Entry{foreign()}},
+	}
+	for range 200 {
+		lines = append(lines, lines[0])
+	}
+	for _, n := range []int{0, 1, len(lines)} {
+		all := make([]jsonLine, 0, n)
+		for _, l := range lines[:n] {
+			all = append(all, asJSONLine(l))
+		}
+		want, err := asJSON(all, "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r recorder
+		if err := writeJSONLines(sequence(nil, lines[:n]...), r.write); err != nil {
+			t.Fatal(err)
+		}
+		expectText(t, r.written, string(want))
+		failure := errors.New("no answer")
+		r = recorder{}
+		if err := writeJSONLines(sequence(failure, lines[:n]...), r.write); err != failure {
+			t.Errorf("%d lines, then an error: got %v, want %v", n, err, failure)
+		}
+		if n == 0 && len(r.written) > 0 || !strings.HasPrefix(string(want), string(r.written)) || json.Valid(r.written) {
+			t.Errorf("%d lines, then an error: wrote\n%s", n, r.written)
+		}
 	}
 }
 

@@ -31,22 +31,19 @@ accept it in that form.`,
 		Args: prefixArg(&prefix),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
-				lines, err := client.Lines(cmd.Context(), prefix)
+				lines := client.LinesSeq(cmd.Context(), prefix)
+				if r.format == formatJSON {
+					return writeJSONLines(lines, stdio.write)
+				}
+				n, err := overview(lines, time.Now, stdio.write)
 				switch {
-				case err != nil:
-					return err
-				case r.format == formatJSON:
-					all := make([]jsonLine, 0, len(lines))
-					for _, l := range lines {
-						all = append(all, asJSONLine(l))
-					}
-					return stdio.writeJSON(all)
-				case len(lines) == 0 && prefix == "":
+				case err != nil || n > 0:
+				case prefix == "":
 					stdio.sayAtTerminal("no lock is held")
-				case len(lines) == 0:
+				default:
 					stdio.sayAtTerminal(fmt.Sprintf("no lock is held whose name begins with %q", prefix))
 				}
-				return stdio.write(overview(lines, time.Now()))
+				return err
 			})
 		},
 	}

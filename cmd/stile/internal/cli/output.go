@@ -2,9 +2,11 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"syscall"
 	"unicode"
 	"unicode/utf16"
@@ -117,6 +119,33 @@ func (s Stdio) writeJSON(v any) error {
 		return err
 	}
 	return s.write(b)
+}
+
+// writeJSONLines writes lines as [Stdio.writeJSON] would write an array of them, a part at a time. If
+// they end with an error, what was read before is written, but the array is not closed: so no program
+// takes it for all.
+func writeJSONLines(lines iter.Seq2[stile.Line, error], write func([]byte) error) error {
+	const part = 32 << 10
+	var text []byte
+	before, after := "[\n  ", "[]\n"
+	for l, err := range lines {
+		if err != nil {
+			return cmp.Or(write(text), err)
+		}
+		b, err := asJSON(asJSONLine(l), "  ")
+		if err != nil {
+			return err
+		}
+		text = append(text, before...)
+		text = append(text, bytes.ReplaceAll(bytes.TrimSpace(b), []byte("\n"), []byte("\n  "))...)
+		if before, after = ",\n  ", "\n]\n"; len(text) >= part {
+			if err := write(text); err != nil {
+				return err
+			}
+			text = text[:0]
+		}
+	}
+	return write(append(text, after...))
 }
 
 // write writes to stdout. If the reader is gone, it returns an exit without a text, with the exit

@@ -41,11 +41,8 @@ Without a terminal, and where TERM is dumb, it prints one table and ends, like s
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !stdio.canDraw() {
 				return stdio.withClient(cmd.Context(), url, func(client *stile.Client) error {
-					lines, err := client.Lines(cmd.Context(), prefix)
-					if err != nil {
-						return err
-					}
-					return stdio.write(overview(lines, time.Now()))
+					_, err := overview(client.LinesSeq(cmd.Context(), prefix), time.Now, stdio.write)
+					return err
 				})
 			}
 			return stdio.withObserver(cmd.Context(), url, prefix, func(ctx context.Context, o *observe.Observer) error {

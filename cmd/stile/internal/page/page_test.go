@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net/http"
 	"os"
@@ -503,18 +504,21 @@ func TestPage_pagingWhileLinesComeAndGo(t *testing.T) {
 // crowded is a store with a few lines that have many waiters.
 type crowded struct{ store.Store }
 
-func (crowded) Lines(context.Context, string) ([]store.Line, error) {
-	var lines []store.Line
-	for _, name := range []string{"0", "1", "2"} {
-		l := store.Line{Name: name}
-		for i := range 3000 {
-			l.Entries = append(l.Entries, store.Entry{Order: uint64(i + 1), Admitted: i == 0, Session: "s"})
+func (crowded) Lines(context.Context, string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		for _, name := range []string{"0", "1", "2"} {
+			l := store.Line{Name: name}
+			for i := range 3000 {
+				l.Entries = append(l.Entries, store.Entry{Order: uint64(i + 1), Admitted: i == 0, Session: "s"})
+			}
+			if !yield(l, nil) {
+				return
+			}
 		}
-		lines = append(lines, l)
+		yield(store.Line{
+			Name: "9", Entries: []store.Entry{{Admitted: true, Foreign: true, Session: "s"}}, Remarks: []string{"what is wrong"},
+		}, nil)
 	}
-	return append(lines, store.Line{
-		Name: "9", Entries: []store.Entry{{Admitted: true, Foreign: true, Session: "s"}}, Remarks: []string{"what is wrong"},
-	}), nil
 }
 
 // An answer is not larger because lines have many waiters.

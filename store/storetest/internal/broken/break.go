@@ -91,7 +91,7 @@ func breakBugs() []Bug {
 			Caught: "break/breaking under another name returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, _ string, order uint64) (store.Entry, error) {
-					ls, _ := m.Lines(ctx, "")
+					ls, _ := store.CollectLines(m.Lines(ctx, ""))
 					for _, l := range ls {
 						if e, err := m.Break(ctx, l.Name, order); err == nil {
 							return e, nil

@@ -4,6 +4,7 @@ package broken
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -87,11 +88,22 @@ func (s wholeStore) Line(ctx context.Context, name string) (store.Line, error) {
 	return s.line(ctx, name)
 }
 
-func (s wholeStore) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
+func (s wholeStore) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
 	if s.lines == nil {
 		return s.Store.Lines(ctx, prefix)
 	}
-	return s.lines(ctx, prefix)
+	return func(yield func(store.Line, error) bool) {
+		lines, err := s.lines(ctx, prefix)
+		if err != nil {
+			yield(store.Line{}, err)
+			return
+		}
+		for _, l := range lines {
+			if !yield(l, nil) {
+				return
+			}
+		}
+	}
 }
 
 func (s wholeStore) Watch(ctx context.Context, prefix string, changed func([]string)) error {

@@ -152,7 +152,7 @@ func closingWith(m *memstore.Store, end func(store.Session) error) store.Store {
 // keepingWaiters removes only the admitted entries of a closed session.
 func keepingWaiters(m *memstore.Store) store.Store {
 	return closingWith(m, func(inner store.Session) error {
-		ls, err := m.Lines(context.Background(), "")
+		ls, err := store.CollectLines(m.Lines(context.Background(), ""))
 		for _, l := range ls {
 			for _, e := range l.Entries {
 				if e.Admitted && e.Session == inner.ID() {

@@ -120,7 +120,7 @@ func alsoContended(waits func(m *memstore.Store, name string) bool) func(*memsto
 
 // hasWaiter reports whether there is a waiter in a line whose name begins with prefix.
 func hasWaiter(m *memstore.Store, prefix string) bool {
-	ls, _ := m.Lines(context.Background(), prefix)
+	ls, _ := store.CollectLines(m.Lines(context.Background(), prefix))
 	for _, l := range ls {
 		for _, e := range l.Entries {
 			if !e.Admitted {

@@ -89,7 +89,7 @@ func kindBugs() []Bug {
 			Caught: "kinds/of concurrent entries of two kinds only one kind joins an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
-					lines, err := m.Lines(ctx, req.Name)
+					lines, err := store.CollectLines(m.Lines(ctx, req.Name))
 					if err != nil {
 						return nil, err
 					}

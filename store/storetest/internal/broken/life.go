@@ -123,7 +123,7 @@ func lifeBugs() []Bug {
 			Caught: "life/a session without entries stays alive",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
-					ls, err := m.Lines(ctx, "")
+					ls, err := store.CollectLines(m.Lines(ctx, ""))
 					if err != nil {
 						return err
 					}

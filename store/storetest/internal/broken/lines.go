@@ -20,7 +20,7 @@ func lineBugs() []Bug {
 			Caught: "lines/similar names do not block each other",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
-					if below, err := m.Lines(ctx, req.Name+"/"); err == nil && len(below) > 0 && req.Try {
+					if below, err := store.CollectLines(m.Lines(ctx, req.Name+"/")); err == nil && len(below) > 0 && req.Try {
 						return nil, &store.HeldError{Name: req.Name, Holder: &below[0].Entries[0]}
 					}
 					return inner.Enqueue(ctx, req)
@@ -45,7 +45,7 @@ func lineBugs() []Bug {
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
 					l, err := m.Line(ctx, name)
-					below, _ := m.Lines(ctx, name+"/")
+					below, _ := store.CollectLines(m.Lines(ctx, name+"/"))
 					for _, b := range below {
 						l.Entries = append(l.Entries, b.Entries...)
 					}
@@ -79,7 +79,7 @@ func lineBugs() []Bug {
 			Name:   "returns all lines for any prefix",
 			Caught: prefixes,
 			Plant: func(m *memstore.Store) store.Store {
-				return wholeStore{Store: m, lines: func(ctx context.Context, _ string) ([]store.Line, error) { return m.Lines(ctx, "") }}
+				return wholeStore{Store: m, lines: func(ctx context.Context, _ string) ([]store.Line, error) { return store.CollectLines(m.Lines(ctx, "")) }}
 			},
 		},
 		{
@@ -162,7 +162,7 @@ func lineBugs() []Bug {
 
 func withLines(m *memstore.Store, change func(prefix string, ls []store.Line) []store.Line) store.Store {
 	return wholeStore{Store: m, lines: func(ctx context.Context, prefix string) ([]store.Line, error) {
-		ls, err := m.Lines(ctx, prefix)
+		ls, err := store.CollectLines(m.Lines(ctx, prefix))
 		return change(prefix, ls), err
 	}}
 }

@@ -158,7 +158,7 @@ func renumbered(m *memstore.Store, number func(name string, order uint64) uint64
 			return renumberLine(l), err
 		},
 		lines: func(ctx context.Context, prefix string) ([]store.Line, error) {
-			ls, err := m.Lines(ctx, prefix)
+			ls, err := store.CollectLines(m.Lines(ctx, prefix))
 			for i := range ls {
 				ls[i] = renumberLine(ls[i])
 			}

@@ -82,7 +82,7 @@ func recordBugs() []Bug {
 				book := &recordBook{}
 				st := withRecordBook(m, book, func(r *recordBook, _ recordWrite, name string, value []byte) { r.put(name, value) })
 				return wholeStore{Store: st, lines: func(ctx context.Context, prefix string) ([]store.Line, error) {
-					lines, err := m.Lines(ctx, prefix)
+					lines, err := store.CollectLines(m.Lines(ctx, prefix))
 					for _, name := range book.names() {
 						if strings.HasPrefix(name, prefix) && len(lines) == 0 {
 							lines = append(lines, store.Line{Name: name, Entries: []store.Entry{}})

@@ -274,7 +274,7 @@ func unlessHidden(m *memstore.Store, prefix string, hidden func(change) bool, ch
 	before := make(map[string][]store.Entry)
 	return func(names []string) {
 		now := make(map[string][]store.Entry)
-		lines, _ := m.Lines(context.Background(), prefix)
+		lines, _ := store.CollectLines(m.Lines(context.Background(), prefix))
 		for _, l := range lines {
 			now[l.Name] = l.Entries
 		}

@@ -1,0 +1,261 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// pageSizes bound the pages in which [Store.Lines] reads: [defaultPageSizes], unless a test sets others.
+type pageSizes struct {
+	first, most int64 // keys
+	bytes       int   // of keys and values, about
+}
+
+// The first page is small, so that the first lines come soon. A server visits all keys of a range for each
+// page, so large pages are faster. But a page is in memory as a whole.
+var defaultPageSizes = pageSizes{first: 500, most: 4000, bytes: 1 << 20}
+
+// maxReadsPerTxn is less than the 128 operations that a server allows in a transaction by default.
+const maxReadsPerTxn = 100
+
+// Lines implements [store.Store]. It reads every key that begins with the store's prefix and the
+// given one, with its value, in pages. On a cluster with many other keys, use a prefix.
+//
+// Names longer than [store.MaxNameBytes], which only other clients can use, are left out. A key that is
+// not an entry, but that other clients would wait for, has a remark only if it stands among the
+// entries' keys; [Store.Line] finds all.
+//
+// A name above others, like "jobs" beside "jobs/backup", comes before them, so all keys that may be entries
+// of it are read first. If there are many names below it that begin with a character from "-" to "f",
+// reading them twice takes longer, but not more memory.
+func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	return func(yield func(store.Line, error) bool) {
+		l := &listing{store: s, prefix: prefix, done: prefix, pageKeys: s.pageSizes.first, queries: newLeaseQueries()}
+		l.finished = strings.HasPrefix(prefix, reservedName+"/")
+		for !l.finished {
+			lines, err := l.next(ctx)
+			if err != nil {
+				yield(store.Line{}, s.wrapErr("list the lines", endedBy(ctx, err)))
+				return
+			}
+			for _, line := range lines {
+				if !yield(line, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// A listing reads lines in the order of their names, page by page. All positions are keys without the
+// store's prefix.
+//
+// etcd returns keys in order, but the keys of a name may come after those of a later name. The names "a",
+// "a-b" and "a/b" have their keys in the order "a-b/1", "a/1", "a/b/1", "a/f". In general the keys of a name
+// m may come after those of a later name n only if n begins with m and continues with a character up to
+// "/". So when the keys up to a position have been read, all keys of all names below it are known, except
+// for the names that the position itself begins with. The rest of their keys is read too, at the revision
+// of the page. Then all lines of the page are complete and can be yielded. The next page needs to know
+// nothing but the position.
+type listing struct {
+	store    *Store
+	prefix   string
+	done     string // all keys up to here have been read, and all names less than it have been handled
+	pageKeys int64
+	queries  *leaseQueries
+	finished bool
+}
+
+// next reads the next page and returns its lines.
+func (l *listing) next(ctx context.Context) (lines []store.Line, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
+	defer cancel()
+	var p *page
+	for {
+		if p, err = l.read(ctx); !errors.Is(err, rpctypes.ErrCompacted) {
+			break
+		}
+		// The revision of the page was compacted before the rest of its lines was read.
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.done, l.finished = p.next, p.final
+	var contenders [][]listedEntry
+	for _, name := range slices.Sorted(maps.Keys(p.keys)) {
+		line, cs := l.store.keys.buildLine(name, p.keys[name], p.limits[name])
+		if len(line.Entries) > 0 {
+			lines, contenders = append(lines, line), append(contenders, cs)
+		}
+	}
+	l.store.fillRemaining(ctx, lines, contenders, l.queries)
+	return lines, nil
+}
+
+// A page is what was read for some lines, all at one revision.
+type page struct {
+	listing *listing
+	rev     int64
+	last    string                        // all keys up to this position have been read
+	next    string                        // the position after which the next page begins
+	final   bool                          // there is no next page
+	keys    map[string][]*mvccpb.KeyValue // the keys of a line, by its name
+	limits  map[string][]*mvccpb.KeyValue // the key of a line's limit
+}
+
+// read reads a page: some keys, the rest of the lines that are incomplete then, and the limits.
+func (l *listing) read(ctx context.Context) (*page, error) {
+	k, own := l.store.keys, reservedName+"/"
+	end, skip := clientv3.GetPrefixRangeEnd(k.prefix+l.prefix), false
+	if l.done < own && strings.HasPrefix(own, l.prefix) {
+		end, skip = k.prefix+own, true // Stile's own keys: records are large
+	}
+	var resp *clientv3.GetResponse
+	err := l.store.attempt(ctx, func(ctx context.Context) (err error) {
+		resp, err = l.store.cli.Get(ctx, k.prefix+l.done+"\x00", clientv3.WithRange(end), clientv3.WithLimit(l.pageKeys))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	p := &page{
+		listing: l, rev: resp.Header.Revision,
+		keys: make(map[string][]*mvccpb.KeyValue), limits: make(map[string][]*mvccpb.KeyValue),
+	}
+	switch {
+	case resp.More:
+		p.last = strings.TrimPrefix(string(resp.Kvs[len(resp.Kvs)-1].Key), k.prefix)
+		p.next = p.last
+	case skip:
+		p.last, p.next = own, clientv3.GetPrefixRangeEnd(own)
+	default:
+		p.final = true
+	}
+	p.add(resp.Kvs, "")
+	l.resize(resp.Kvs)
+	return p, p.complete(ctx)
+}
+
+// resize chooses the size of the next page. It grows step by step: the first large values must not come in a
+// large page.
+func (l *listing) resize(kvs []*mvccpb.KeyValue) {
+	size := 1
+	for _, kv := range kvs {
+		size += len(kv.Key) + len(kv.Value)
+	}
+	sizes := l.store.pageSizes
+	l.pageKeys = max(1, min(2*l.pageKeys, l.pageKeys*int64(sizes.bytes)/int64(size), sizes.most))
+}
+
+// add adds keys to their lines, or to the line of one name only.
+func (p *page) add(kvs []*mvccpb.KeyValue, only string) {
+	k := p.listing.store.keys
+	for _, kv := range kvs {
+		if name, ok := k.limitName(kv.Key); ok {
+			if _, listed := p.keys[name]; listed || name == only {
+				p.limits[name] = append(p.limits[name], kv)
+			}
+			continue
+		}
+		name, ok := k.entryRangeOf(kv.Key)
+		if ok && (name == only || only == "" && p.listing.lists(name)) {
+			p.keys[name] = append(p.keys[name], kv)
+		}
+	}
+}
+
+// lists reports whether a name is to be listed, and has not been handled.
+func (l *listing) lists(name string) bool {
+	return name != "" && len(name) <= store.MaxNameBytes && strings.HasPrefix(name, l.prefix) && name >= l.done &&
+		name != reservedName && !strings.HasPrefix(name, reservedName+"/")
+}
+
+// A span is a range of keys that is read to complete a page.
+type span struct {
+	from, end string // end is empty for a single key
+	name      string // only what belongs to this name is kept; all if it is empty
+}
+
+// complete reads the rest of the incomplete lines, and the limits.
+func (p *page) complete(ctx context.Context) error {
+	k := p.listing.store.keys
+	var spans []span
+	if len(p.keys) > 0 {
+		// The keys of limits are in the order of the lines' keys.
+		first := slices.Min(slices.Collect(maps.Keys(p.keys)))
+		end := clientv3.GetPrefixRangeEnd(k.limits(p.listing.prefix))
+		if !p.final {
+			end = k.limits(p.last)
+		}
+		spans = append(spans, span{from: k.limits(first), end: end})
+	}
+	for _, name := range p.incomplete() {
+		from, end := k.entries(name)
+		spans = append(spans, span{max(from, k.prefix+p.last+"\x00"), end, name}, span{from: k.limit(name), name: name})
+	}
+	for len(spans) > 0 {
+		batch := spans[:min(len(spans), maxReadsPerTxn)]
+		spans = spans[len(batch):]
+		limit := max(1, p.listing.pageKeys/int64(len(batch)))
+		gets := make([]clientv3.Op, 0, len(batch))
+		for _, sp := range batch {
+			gets = append(gets, clientv3.OpGet(sp.from, clientv3.WithRange(sp.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev)))
+		}
+		resp, err := p.listing.store.commit(ctx, nil, gets, nil)
+		if err != nil {
+			return err
+		}
+		for i, sp := range batch {
+			r := resp.Responses[i].GetResponseRange()
+			p.add(r.Kvs, sp.name)
+			if r.More {
+				sp.from = k.after(r.Kvs[len(r.Kvs)-1].Key, sp.name)
+				spans = append(spans, sp)
+			}
+		}
+	}
+	return nil
+}
+
+// incomplete returns the names of which keys may come after the last one that was read.
+func (p *page) incomplete() []string {
+	var names []string
+	for i := range min(len(p.last), store.MaxNameBytes+1) {
+		name := p.last[:i]
+		if p.last[i] <= '/' && p.listing.lists(name) && name+"/g" > p.last {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// entryRangeOf returns the name in whose range of entries a key is; see [keys.entries].
+func (k keys) entryRangeOf(key []byte) (name string, ok bool) {
+	rest, ok := strings.CutPrefix(string(key), k.prefix)
+	slash := strings.LastIndexByte(rest, '/')
+	if !ok || slash < 0 || rest[slash+1:] < "-" || rest[slash+1:] >= "g" {
+		return "", false
+	}
+	return rest[:slash], true
+}
+
+// after returns the first key after a key that may be an entry of the name: the keys of another name below
+// it are passed over.
+func (k keys) after(key []byte, name string) string {
+	rest, ok := strings.CutPrefix(string(key), k.line(name))
+	if slash := strings.IndexByte(rest, '/'); ok && name != "" && slash >= 0 {
+		return clientv3.GetPrefixRangeEnd(k.line(name) + rest[:slash+1])
+	}
+	return string(key) + "\x00"
+}
