@@ -36,6 +36,11 @@ func (s *Store) SetSizes(readAtJoin, watchLimit, keepWatchLimit int) {
 	s.sizes = sizes{readAtJoin, watchLimit, keepWatchLimit}
 }
 
+// SetPageSizes replaces the sizes of the pages in which lines are listed. It must be called before the store is used.
+func (s *Store) SetPageSizes(first, most int64, bytes int) {
+	s.pageSizes = pageSizes{first, most, bytes}
+}
+
 // SetMaxCatchUp replaces how many revisions a watch catches up with. It must be called before the store is used.
 func (s *Store) SetMaxCatchUp(n int64) { s.maxCatchUp = n }
 

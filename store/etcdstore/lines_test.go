@@ -1,21 +1,29 @@
 package etcdstore_test
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// Any number of lines is read in a few requests. Each line is complete, and they are in order.
+// Lines are read in pages: one request for the keys, one for the limits.
 func TestLines_fewRequestsForManyLines(t *testing.T) {
 	t.Parallel()
 	c, rec := newRecordedClient(t, 0)
 	holder, waiter := newClient(t, server(t).Client(t), longTTL), newClient(t, server(t).Client(t), longTTL)
 	name := newName(t)
-	const n = 205 // one request reads 50, with their limits
+	const n = 205
 	for i := range n {
 		lock(t, holder, fmt.Sprintf("%s/%03d", name, i))
 	}
@@ -26,7 +34,7 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "Txn", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
+	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
 	if len(lines) != n {
 		t.Fatalf("got %d lines, want %d", len(lines), n)
 	}
@@ -66,4 +74,226 @@ func TestLine_queriesLeasesRarely(t *testing.T) {
 		}
 		return slices.Equal(log, []string{"Txn"})
 	})
+}
+
+// Whatever the names are and wherever a page ends, each line is listed once, whole, and in the order of
+// names, which is not that of their keys.
+func TestLines_anyNamesAndPages(t *testing.T) {
+	t.Parallel()
+	cli := server(t).Client(t)
+	for seed := range uint64(6) {
+		prefix := newName(t) + "/"
+		st := newStore(t, cli, prefix)
+		c := newCrowd(t, cli, prefix, rand.New(rand.NewPCG(seed, 0)))
+		for _, size := range []int64{1, 2, 3, 7, 50, 10_000} {
+			st := newStore(t, cli, prefix)
+			st.SetPageSizes(size, size, 1<<20)
+			for _, begin := range []string{"", "a", "a-", "a/", "a/b", ".", ".stile", ".stile/"} {
+				got, err := store.CollectLines(st.Lines(t.Context(), begin))
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.check(t, fmt.Sprintf("seed %d, pages of %d, prefix %q", seed, size, begin), begin, got)
+			}
+		}
+		got, err := store.CollectLines(st.Lines(t.Context(), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range got { // a reading of one line shows the same
+			one, err := st.Line(t.Context(), l.Name)
+			if one.Remarks = nil; err != nil || !equalLines(one, l) {
+				t.Errorf("Line(%q): got %+v, %v; Lines has %+v", l.Name, one, err, l)
+			}
+		}
+	}
+}
+
+// A crowd is what many names have in etcd.
+type crowd struct {
+	names  []string // sorted
+	orders map[string][]uint64
+	limits map[string]int
+}
+
+// newCrowd makes entries of names that are likely to be confused, under a key prefix, with keys between
+// them that are no entries.
+func newCrowd(t *testing.T, cli *clientv3.Client, prefix string, random *rand.Rand) *crowd {
+	t.Helper()
+	const letters = "aabf1g-./!~"
+	c := &crowd{orders: make(map[string][]uint64), limits: make(map[string]int)}
+	var leases []clientv3.LeaseID
+	for range 3 {
+		granted, err := cli.Grant(t.Context(), int64(etcdstore.MaxTTL.Seconds()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = cli.Revoke(context.WithoutCancel(t.Context()), granted.ID) })
+		leases = append(leases, granted.ID)
+	}
+	put := func(key, value string, opts ...clientv3.OpOption) int64 {
+		resp, err := cli.Put(t.Context(), prefix+key, value, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Header.Revision
+	}
+	for range 150 {
+		name := ""
+		for range 1 + random.IntN(5) {
+			name += string(letters[random.IntN(len(letters))])
+		}
+		switch random.IntN(10) {
+		case 0:
+			put(name+"/zz", "not an entry")
+			put(name, "not an entry")
+		case 1:
+			put(".stile/slots/"+name+"//limit", "3")
+			c.limits[name] = 3
+		}
+		if c.orders[name] != nil {
+			continue
+		}
+		for _, i := range random.Perm(len(leases))[:1+random.IntN(3)] {
+			key := fmt.Sprintf("%s/%x", name, leases[i])
+			if random.IntN(2) == 0 {
+				key += "-nonce"
+			}
+			c.orders[name] = append(c.orders[name], uint64(put(key, "", clientv3.WithLease(leases[i]))))
+		}
+	}
+	c.names = slices.Sorted(maps.Keys(c.orders))
+	return c
+}
+
+// check checks the lines of the names that begin with a prefix.
+func (c *crowd) check(t *testing.T, what, prefix string, got []store.Line) {
+	t.Helper()
+	var names []string
+	for _, l := range got {
+		names = append(names, l.Name)
+		var orders []uint64
+		for _, e := range l.Entries {
+			orders = append(orders, e.Order)
+		}
+		if !slices.Equal(orders, c.orders[l.Name]) || l.Limit != c.limits[l.Name] {
+			t.Errorf("%s: line %q: got orders %d and limit %d, want %d and %d", what, l.Name, orders, l.Limit, c.orders[l.Name], c.limits[l.Name])
+		}
+	}
+	want := slices.DeleteFunc(slices.Clone(c.names), func(n string) bool { return !strings.HasPrefix(n, prefix) })
+	if !slices.Equal(names, want) {
+		t.Errorf("%s: got names\n%q, want\n%q", what, names, want)
+	}
+}
+
+// equalLines compares lines without what changes from one reading to the next.
+func equalLines(a, b store.Line) bool {
+	for _, l := range []*store.Line{&a, &b} {
+		l.Entries = slices.Clone(l.Entries)
+		for i := range l.Entries {
+			l.Entries[i].Remaining = 0
+		}
+		l.Remarks = nil
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+// moveEntry moves the only entry of a line to another key, in one step.
+func moveEntry(t *testing.T, cli *clientv3.Client, lease clientv3.LeaseID, from, to string) {
+	t.Helper()
+	if _, err := cli.Txn(t.Context()).Then(clientv3.OpDelete(from), clientv3.OpPut(to, "", clientv3.WithLease(lease))).Commit(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A line that is read in two requests is of one revision: an entry that leaves in the step in which another
+// joins is not seen together with it. If that revision is compacted between the requests, both are
+// repeated.
+func TestLines_oneRevision(t *testing.T) {
+	t.Parallel()
+	for _, compacted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("compacted %v", compacted), func(t *testing.T) {
+			t.Parallel()
+			e := startEtcd(t)
+			direct := e.Client(t)
+			granted, err := direct.Grant(t.Context(), int64(etcdstore.MaxTTL.Seconds()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			first, second := fmt.Sprintf("x/%x-1", granted.ID), fmt.Sprintf("x/%x-2", granted.ID)
+			moveEntry(t, direct, granted.ID, "none", first)
+
+			cli, intercept := interceptedClientAt(t, e.Endpoint())
+			moved := false
+			f := handler(func(_ context.Context, request string, send func() error) error {
+				if request == "Txn" && !moved { // the first page has been read
+					moved = true
+					moveEntry(t, direct, granted.ID, first, second)
+					if compacted {
+						resp, err := direct.Get(t.Context(), "x")
+						if err == nil {
+							_, err = direct.Compact(t.Context(), resp.Header.Revision)
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				return send()
+			})
+			intercept.Store(&f)
+			st := newStore(t, cli, "")
+			st.SetPageSizes(1, 1, 1<<20)
+			moveEntry(t, direct, granted.ID, "none", fmt.Sprintf("y/%x", granted.ID)) // so that the page is not the last
+			lines, err := store.CollectLines(st.Lines(t.Context(), ""))
+			if err != nil || !moved || len(lines) != 2 || lines[0].Name != "x" || len(lines[0].Entries) != 1 {
+				t.Errorf("got %+v, %v; want x with one entry, and y", lines, err)
+			}
+		})
+	}
+}
+
+// Values that are much larger than entries make pages smaller.
+func TestLines_largeValues(t *testing.T) {
+	t.Parallel()
+	cli, prefix := server(t).Client(t), newName(t)+"/"
+	for i := range 40 {
+		if _, err := cli.Put(t.Context(), fmt.Sprintf("%sk%02d", prefix, i), strings.Repeat("x", 100_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	watched, intercept := interceptedClient(t)
+	var pages atomic.Int32
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		if request == "Range" {
+			pages.Add(1)
+		}
+		return send()
+	})
+	intercept.Store(&f)
+	st := newStore(t, watched, prefix)
+	st.SetPageSizes(4, 1000, 400_000)
+	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
+	if err != nil || len(lines) > 0 || pages.Load() < 9 {
+		t.Errorf("got %d lines, %v, in %d pages; want none, in about 10 pages", len(lines), err, pages.Load())
+	}
+}
+
+// A loop that is left reads no further page.
+func TestLines_stops(t *testing.T) {
+	t.Parallel()
+	rec := recorderWithoutCancel()
+	st, name := newStore(t, connectWith(t, rec.config(server(t).Endpoint())), ""), newName(t)
+	st.SetPageSizes(1, 1, 1<<20)
+	se := openSession(t, st)
+	enqueue(t, se, name)
+	enqueue(t, se, name+"x")
+	rec.takeLog()
+	for l, err := range st.Lines(t.Context(), name) {
+		if err != nil || l.Name != name {
+			t.Errorf("got %+v, %v, want %q", l, err, name)
+		}
+		break
+	}
+	wantRequests(t, "one line", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive")
 }
