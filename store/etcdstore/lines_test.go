@@ -279,6 +279,29 @@ func TestLines_largeValues(t *testing.T) {
 	}
 }
 
+// Stile's own keys are not read, of which records are large.
+func TestLines_skipsOwnKeys(t *testing.T) {
+	t.Parallel()
+	rec := recorderWithoutCancel()
+	prefix := newName(t) + "/"
+	st := newStore(t, connectWith(t, rec.config(server(t).Endpoint())), prefix)
+	st.SetPageSizes(1, 1, 1<<20)
+	se := openSession(t, st)
+	enqueue(t, se, "..")
+	enqueue(t, se, "a")
+	for i := range 20 {
+		if _, err := server(t).Client(t).Put(t.Context(), fmt.Sprintf("%s.stile/records/%d//", prefix, i), "record"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rec.takeLog()
+	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
+	if err != nil || len(lines) != 2 {
+		t.Errorf("got %+v, %v; want two lines", lines, err)
+	}
+	wantRequests(t, "two lines", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive", "Range", "Txn")
+}
+
 // A loop that is left reads no further page.
 func TestLines_stops(t *testing.T) {
 	t.Parallel()
