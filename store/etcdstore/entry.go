@@ -65,8 +65,8 @@ type entry struct {
 	watch          int           // which watch of the line was open when the entry joined; zero for none
 	delivery       delivery.Delivery
 	heldWatchTimer *time.Timer // starts the watch of the entry's key, once it is admitted
-	stopKeyWatch   context.CancelFunc
-	keyWatched     bool // the watch of the entry's key has started
+	keyWatch       int64       // the id of the watch of the entry's key; zero without one; guarded by keyWatches.mu
+	keyWatched     bool        // the watch of the entry's key has started
 	contended      context.CancelFunc
 }
 

@@ -2,12 +2,21 @@ package etcdstore
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // watchHeld watches the key of an entry that has held its lock for heldWatchDelay, if it still
@@ -15,47 +24,263 @@ import (
 func (w *lineWatch) watchHeld(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state != inLine {
-		return
+	if e.state == inLine {
+		e.heldWatchTimer = nil
+		w.session.store.heldKeys.add(e)
 	}
-	w.prepareLocked()
-	ctx, cancel := context.WithCancel(w.ctx)
-	e.stopKeyWatch = cancel
-	w.session.life.Start(func() {
-		defer cancel()
-		for ctx.Err() == nil {
-			err := e.followKey(ctx)
-			w.session.store.logger.LogAttrs(ctx, slog.LevelDebug, "watch of an entry ended; opening another",
-				slog.String("lock", w.name), slog.Any("error", err))
-			attempts.Sleep(ctx, attempts.MaxPause)
-		}
-	})
 }
 
-// followKey watches the entry's key until the watch ends. The read after the watch has started
-// covers what happened before.
-func (e *entry) followKey(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w := e.line
-	for resp := range w.session.store.cli.Watch(ctx, e.key, clientv3.WithCreatedNotify()) {
-		if resp.Err() != nil {
-			return resp.Err()
+// keyWatches watches the keys of entries that hold their locks, for all sessions of a store, on one
+// stream. A client may hold thousands of locks, and each watch of the etcd client takes two
+// goroutines and ten kilobytes. So this uses the protocol beneath.
+//
+// A watch starts at the present, and the read after its start covers what happened before. If the
+// stream ends, all watches are started on another one. Two goroutines run while there are any watches: one
+// receives events, the other sends requests and reads keys.
+type keyWatches struct {
+	store *Store
+	wake  work.Signal
+
+	// mu is locked after the mutex of a lineWatch.
+	mu      sync.Mutex
+	entries map[int64]*entry // those whose keys are watched, by the id of the watch
+	lastID  int64
+	running bool
+	close   context.CancelCauseFunc // ends the stream; nil if there is none
+
+	// The ids of the watches that are
+	changed   []int64 // to be started, if they are in entries, or to be stopped
+	requested []int64 // not answered, in the order in which they were requested
+	started   []int64 // started, but their keys have not been read since
+	refused   []int64 // refused or ended by the server
+	unread    []int64 // started, but their keys could not be read
+}
+
+func newKeyWatches(s *Store) *keyWatches {
+	return &keyWatches{store: s, entries: make(map[int64]*entry), wake: work.NewSignal()}
+}
+
+// errNoKeys ends a stream on which nothing is watched.
+var errNoKeys = errors.New("no key is watched any more")
+
+// add watches the key of an entry until remove is called.
+func (k *keyWatches) add(e *entry) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lastID++
+	e.keyWatch = k.lastID
+	k.entries[e.keyWatch] = e
+	k.changed = append(k.changed, e.keyWatch)
+	k.wake.Set()
+	if !k.running {
+		k.running = true
+		go k.run()
+	}
+}
+
+// remove ends the watch of an entry's key, if there is one.
+func (k *keyWatches) remove(e *entry) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if e.keyWatch == 0 {
+		return
+	}
+	delete(k.entries, e.keyWatch)
+	k.changed = append(k.changed, e.keyWatch)
+	k.wake.Set()
+	e.keyWatch = 0
+	if len(k.entries) == 0 && k.close != nil {
+		k.close(errNoKeys)
+	}
+}
+
+// run watches keys until there are none.
+func (k *keyWatches) run() {
+	for {
+		ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(context.Background()))
+		if !k.begin(end) {
+			end(nil)
+			return
 		}
-		if resp.Created {
-			kv, at, err := w.session.readKey(ctx, e.key)
-			if err != nil {
-				return err
-			}
-			w.handleKey(e, kv, at)
-			w.markKeyWatched(e)
-		}
-		w.session.noteRevision(resp.Header)
-		for _, ev := range resp.Events {
-			w.handleKeyEvent(e, ev)
+		k.follow(ctx, end)
+		if err := context.Cause(ctx); err != errNoKeys {
+			k.store.logger.LogAttrs(ctx, slog.LevelDebug, "watches of held entries ended; opening others", slog.Any("error", err))
+			time.Sleep(attempts.MaxPause)
 		}
 	}
-	return errWatchEnded
+}
+
+// begin requests all watches anew, for another stream. It reports false if there are none.
+func (k *keyWatches) begin(end context.CancelCauseFunc) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.changed = slices.Collect(maps.Keys(k.entries))
+	k.requested, k.started, k.refused, k.unread = nil, nil, nil, nil
+	k.running, k.close = len(k.entries) > 0, end
+	return k.running
+}
+
+// follow watches the keys on one stream until ctx ends, and ends it when the stream does.
+func (k *keyWatches) follow(ctx context.Context, end context.CancelCauseFunc) {
+	stream, err := pb.NewWatchClient(k.store.cli.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
+	if err != nil {
+		end(err)
+		return
+	}
+	var receiver sync.WaitGroup
+	receiver.Go(func() { end(k.receive(stream)) })
+	defer receiver.Wait()
+	var retry <-chan time.Time
+	for {
+		for _, r := range k.takeRequests() {
+			if err := stream.Send(r); err != nil {
+				end(nil) // the receiver has the reason, unless it is blocked
+				return
+			}
+		}
+		k.readStarted(ctx)
+		if retry == nil && k.anyFailed() {
+			retry = time.After(attempts.MaxPause)
+		}
+		select {
+		case <-k.wake:
+		case <-retry:
+			retry = nil
+			k.retryFailed()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// takeRequests returns the requests that are to be sent.
+func (k *keyWatches) takeRequests() []*pb.WatchRequest {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	requests := make([]*pb.WatchRequest, 0, len(k.changed))
+	for _, id := range k.changed {
+		if e := k.entries[id]; e != nil {
+			create := &pb.WatchCreateRequest{Key: []byte(e.key), WatchId: id}
+			requests = append(requests, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: create}})
+			k.requested = append(k.requested, id)
+		} else {
+			cancel := &pb.WatchCancelRequest{WatchId: id}
+			requests = append(requests, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: cancel}})
+		}
+	}
+	k.changed = nil
+	return requests
+}
+
+// receive handles responses until the stream ends.
+func (k *keyWatches) receive(stream pb.Watch_WatchClient) error {
+	for {
+		resp, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		e := k.noteResponse(resp)
+		if e == nil {
+			continue
+		}
+		e.session.noteRevision(resp.Header)
+		for _, ev := range resp.Events {
+			e.line.handleKeyEvent(e, (*clientv3.Event)(ev))
+		}
+	}
+}
+
+// noteResponse notes what a response says about its watch, and returns the entry that it concerns;
+// nil if there is none any more.
+func (k *keyWatches) noteResponse(resp *pb.WatchResponse) *entry {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	id := resp.WatchId
+	if resp.Created && len(k.requested) > 0 {
+		id, k.requested = k.requested[0], k.requested[1:] // a refusal does not name its watch, but the order is kept
+	}
+	e := k.entries[id]
+	switch {
+	case e == nil:
+	case resp.Canceled:
+		k.store.logger.LogAttrs(context.Background(), slog.LevelDebug, "watch of a held entry ended; opening another",
+			slog.String("lock", e.req.Name), slog.String("reason", resp.CancelReason))
+		k.refused = append(k.refused, id)
+		k.wake.Set()
+	case resp.Created:
+		k.started = append(k.started, id)
+		k.wake.Set()
+	}
+	return e
+}
+
+// readStarted reads the keys whose watches have started.
+func (k *keyWatches) readStarted(ctx context.Context) {
+	k.mu.Lock()
+	started := k.started
+	k.started = nil
+	k.mu.Unlock()
+	for batch := range slices.Chunk(started, maxReadsPerTxn) {
+		if k.read(ctx, batch) == nil {
+			continue
+		}
+		for i, id := range batch { // one of them may be the reason
+			if k.read(ctx, batch[i:i+1]) != nil {
+				k.mu.Lock()
+				k.unread = append(k.unread, id)
+				k.mu.Unlock()
+			}
+		}
+	}
+}
+
+// read reads the keys of watches with a linearizable read.
+func (k *keyWatches) read(ctx context.Context, ids []int64) error {
+	var watched []*entry
+	var before []int64 // the revisions that their sessions have seen
+	var gets []clientv3.Op
+	k.mu.Lock()
+	for _, id := range ids {
+		if e := k.entries[id]; e != nil {
+			watched, before = append(watched, e), append(before, e.session.seenRevision.Load())
+			gets = append(gets, clientv3.OpGet(e.key))
+		}
+	}
+	k.mu.Unlock()
+	if len(watched) == 0 {
+		return nil
+	}
+	resp, err := k.store.commit(ctx, nil, gets, nil)
+	if err != nil {
+		return err
+	}
+	for i, e := range watched {
+		if e.session.checkRevision(before[i], resp.Header) != nil {
+			continue // the session is lost, and the entry with it
+		}
+		var kv *mvccpb.KeyValue
+		if kvs := resp.Responses[i].GetResponseRange().Kvs; len(kvs) > 0 {
+			kv = kvs[0]
+		}
+		e.line.handleKey(e, kv, resp.Header.Revision)
+		e.line.markKeyWatched(e)
+	}
+	return nil
+}
+
+func (k *keyWatches) anyFailed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.refused)+len(k.unread) > 0
+}
+
+// retryFailed makes the watches that were refused start again, and the keys that could not be read be
+// read again.
+func (k *keyWatches) retryFailed() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.changed, k.started = append(k.changed, k.refused...), append(k.started, k.unread...)
+	k.refused, k.unread = nil, nil
 }
 
 // readKey reads a key with a linearizable read: its state at a revision; nil if it did not exist.

@@ -209,9 +209,7 @@ func (w *lineWatch) dropEntryLocked(e *entry) {
 	if e.heldWatchTimer != nil {
 		e.heldWatchTimer.Stop()
 	}
-	if e.stopKeyWatch != nil {
-		e.stopKeyWatch()
-	}
+	w.session.store.heldKeys.remove(e)
 	if e.contended != nil {
 		e.contended()
 	}

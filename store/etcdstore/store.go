@@ -61,6 +61,7 @@ type Store struct {
 	pageSizes pageSizes
 	pace      attempts.Pace
 
+	heldKeys   *keyWatches
 	leases     leaseReadings
 	maxCatchUp int64 // [maxCatchUp], unless a test sets another
 
@@ -88,11 +89,13 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("etcd store: key prefix: %w", err)
 	}
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
-	return &Store{
+	s := &Store{
 		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
 		maxCatchUp: maxCatchUp, pages: opts.Pages, limits: defaultExamineLimits,
 		sessionOpened: opts.SessionOpened,
-	}, nil
+	}
+	s.heldKeys = newKeyWatches(s)
+	return s, nil
 }
 
 // Capabilities implements [store.Store].

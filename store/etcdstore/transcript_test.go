@@ -335,6 +335,10 @@ func (a *transcriptClient) revision(rev int64) string {
 }
 
 func (a *transcriptClient) txn(req *pb.TxnRequest, resp *pb.TxnResponse) {
+	if len(req.Compare) == 0 && len(req.Success) == 1 && req.Success[0].GetRequestRange() != nil {
+		a.recordExchange(a.name, a.describeRead(req.Success[0].GetRequestRange()), a.describeResult(resp.Responses[0].GetResponseRange()))
+		return
+	}
 	var ifs []string
 	for _, c := range req.Compare {
 		if strings.Contains(string(c.Key), "/.stile/") {
