@@ -26,7 +26,7 @@ import (
 type entry struct {
 	session *session
 	line    *lineWatch
-	req     store.Request
+	req     request
 	value   string // the encoded value, as inserted
 	key     string // set by join
 	fresh   bool   // the key contains the nonce in any case, so that no other entry ever has it
@@ -68,6 +68,13 @@ type entry struct {
 	keyWatch       int64       // the id of the watch of the entry's key; zero without one; guarded by keyWatches.mu
 	keyWatched     bool        // the watch of the entry's key has started
 	contended      context.CancelFunc
+}
+
+// request is what an entry keeps of its [store.Request]: there may be thousands of entries.
+type request struct {
+	Name string
+	Mode line.Mode
+	Try  bool
 }
 
 type entryState uint8
@@ -162,7 +169,7 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &entry{session: se, req: req, current: v, value: text, delivery: delivery.New(req.Notify)}, nil
+	return &entry{session: se, req: request{req.Name, req.Mode, req.Try}, current: v, value: text, delivery: delivery.New(req.Notify)}, nil
 }
 
 // insertion is the result of inserting an entry.
