@@ -190,3 +190,10 @@ func (b Batcher) Occupy() (leave func()) {
 		}
 	}
 }
+
+// KeysWatched returns how many keys of held entries a store watches, and whether its goroutines for that run.
+func (s *Store) KeysWatched() (n int, running bool) {
+	s.heldKeys.mu.Lock()
+	defer s.heldKeys.mu.Unlock()
+	return len(s.heldKeys.entries), s.heldKeys.running
+}
