@@ -500,7 +500,8 @@ func TestHold_evictedIsLostAtOnce(t *testing.T) {
 				name := newName(t)
 				h := lock(t, c, name)
 				if watched {
-					rec.awaitLast(t, "Range answered")
+					rec.awaitLogged(t, "watching")
+					rec.awaitLast(t, "Txn answered")
 				}
 				resp, err := direct.Get(t.Context(), name+"/", clientv3.WithPrefix())
 				if err != nil || len(resp.Kvs) != 1 {

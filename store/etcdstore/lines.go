@@ -24,7 +24,11 @@ type pageSizes struct {
 
 // The first page is small, so that the first lines come soon. A server visits all keys of a range for each
 // page, so large pages are faster. But a page is in memory as a whole.
-var defaultPageSizes = pageSizes{first: 500, most: 4000, bytes: 1 << 20}
+var defaultPageSizes = pageSizes{first: 500, most: 1000, bytes: 256 << 10}
+
+// maxListedName bounds the names that are listed, in bytes: a key of a megabyte must not cost a request for
+// each of its slashes. A wrapper may have made names longer.
+const maxListedName = 2 * store.MaxNameBytes
 
 // maxReadsPerTxn is less than the 128 operations that a server allows in a transaction by default.
 const maxReadsPerTxn = 100
@@ -32,7 +36,7 @@ const maxReadsPerTxn = 100
 // Lines implements [store.Store]. It reads every key that begins with the store's prefix and the
 // given one, with its value, in pages. On a cluster with many other keys, use a prefix.
 //
-// Names longer than [store.MaxNameBytes], which only other clients can use, are left out. A key that is
+// Names that are more than twice as long as [store.MaxNameBytes], which no client of Stile uses, are left out. A key that is
 // not an entry, but that other clients would wait for, has a remark only if it stands among the
 // entries' keys; [Store.Line] finds all.
 //
@@ -177,7 +181,7 @@ func (p *page) add(kvs []*mvccpb.KeyValue, only string) {
 
 // lists reports whether a name is to be listed, and has not been handled.
 func (l *listing) lists(name string) bool {
-	return name != "" && len(name) <= store.MaxNameBytes && strings.HasPrefix(name, l.prefix) && name >= l.done &&
+	return name != "" && len(name) <= maxListedName && strings.HasPrefix(name, l.prefix) && name >= l.done &&
 		name != reservedName && !strings.HasPrefix(name, reservedName+"/")
 }
 
@@ -231,7 +235,7 @@ func (p *page) complete(ctx context.Context) error {
 // incomplete returns the names of which keys may come after the last one that was read.
 func (p *page) incomplete() []string {
 	var names []string
-	for i := range min(len(p.last), store.MaxNameBytes+1) {
+	for i := range min(len(p.last), maxListedName+1) {
 		name := p.last[:i]
 		if p.last[i] <= '/' && p.listing.lists(name) && name+"/g" > p.last {
 			names = append(names, name)
