@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -22,9 +23,9 @@ type pageSizes struct {
 	bytes       int   // of keys and values, about
 }
 
-// The first page is small, so that the first lines come soon. A server visits all keys of a range for each
-// page, so large pages are faster. But a page is in memory as a whole.
-var defaultPageSizes = pageSizes{first: 500, most: 1000, bytes: 256 << 10}
+// The first page is small, so that the first lines come soon. For each page a server counts the keys to the
+// end of the range. So small pages cost it more, and large ones take memory here.
+var defaultPageSizes = pageSizes{first: 500, most: 2000, bytes: 512 << 10}
 
 // maxListedName bounds the names that are listed, in bytes: a key of a megabyte must not cost a request for
 // each of its slashes. A wrapper may have made names longer.
@@ -48,12 +49,12 @@ func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, 
 		l := &listing{store: s, prefix: prefix, done: prefix, pageKeys: s.pageSizes.first, queries: newLeaseQueries()}
 		l.finished = strings.HasPrefix(prefix, reservedName+"/")
 		for !l.finished {
-			lines, err := l.next(ctx)
+			page, err := l.next(ctx)
 			if err != nil {
 				yield(store.Line{}, s.wrapErr("list the lines", endedBy(ctx, err)))
 				return
 			}
-			for _, line := range lines {
+			for line := range page.lines() {
 				if !yield(line, nil) {
 					return
 				}
@@ -81,11 +82,10 @@ type listing struct {
 	finished bool
 }
 
-// next reads the next page and returns its lines.
-func (l *listing) next(ctx context.Context) (lines []store.Line, err error) {
+// next reads the next page.
+func (l *listing) next(ctx context.Context) (p *page, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	defer cancel()
-	var p *page
 	for {
 		if p, err = l.read(ctx); !errors.Is(err, rpctypes.ErrCompacted) {
 			break
@@ -96,15 +96,8 @@ func (l *listing) next(ctx context.Context) (lines []store.Line, err error) {
 		return nil, err
 	}
 	l.done, l.finished = p.next, p.final
-	var contenders [][]listedEntry
-	for _, name := range slices.Sorted(maps.Keys(p.keys)) {
-		line, cs := l.store.keys.buildLine(name, p.keys[name], p.limits[name])
-		if len(line.Entries) > 0 {
-			lines, contenders = append(lines, line), append(contenders, cs)
-		}
-	}
-	l.store.fillRemaining(ctx, lines, contenders, l.queries)
-	return lines, nil
+	p.remaining = l.store.remaining(ctx, p.leases(), l.queries)
+	return p, nil
 }
 
 // A page is what was read for some lines, all at one revision.
@@ -116,6 +109,35 @@ type page struct {
 	final   bool                          // there is no next page
 	keys    map[string][]*mvccpb.KeyValue // the keys of a line, by its name
 	limits  map[string][]*mvccpb.KeyValue // the key of a line's limit
+
+	remaining map[clientv3.LeaseID]time.Duration
+}
+
+// lines yields the lines of the page that have entries. Each is made when it is used, because a line
+// takes more memory than its keys.
+func (p *page) lines() iter.Seq[store.Line] {
+	return func(yield func(store.Line) bool) {
+		for _, name := range slices.Sorted(maps.Keys(p.keys)) {
+			line, cs := p.listing.store.keys.buildLine(name, p.keys[name], p.limits[name])
+			setRemaining(line, cs, p.remaining)
+			if len(line.Entries) > 0 && !yield(line) {
+				return
+			}
+		}
+	}
+}
+
+// leases yields the leases of the page's keys.
+func (p *page) leases() iter.Seq[clientv3.LeaseID] {
+	return func(yield func(clientv3.LeaseID) bool) {
+		for _, kvs := range p.keys {
+			for _, kv := range kvs {
+				if !yield(clientv3.LeaseID(kv.Lease)) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // read reads a page: some keys, the rest of the lines that are incomplete then, and the limits.

@@ -3,6 +3,7 @@ package etcdstore
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -23,7 +24,14 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	if err != nil {
 		return store.Line{}, s.wrapErr("read the line", err)
 	}
-	s.fillRemaining(ctx, []store.Line{l}, [][]listedEntry{cs}, newLeaseQueries())
+	leases := func(yield func(clientv3.LeaseID) bool) {
+		for _, c := range cs {
+			if !yield(c.Lease) {
+				return
+			}
+		}
+	}
+	setRemaining(l, cs, s.remaining(ctx, leases, newLeaseQueries()))
 	return l, nil
 }
 
@@ -89,23 +97,27 @@ type leaseQueries struct {
 
 func newLeaseQueries() *leaseQueries { return &leaseQueries{left: 256, time: time.Second} }
 
-// fillRemaining sets how long the sessions of the entries have left, as far as the queries suffice.
-// Unknown values stay zero.
-func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]listedEntry, queries *leaseQueries) {
+// setRemaining sets how long the sessions of a line's entries have left.
+func setRemaining(l store.Line, cs []listedEntry, remaining map[clientv3.LeaseID]time.Duration) {
+	for i := range l.Entries {
+		l.Entries[i].Remaining = remaining[cs[i].Lease]
+	}
+}
+
+// remaining returns how long leases have left, as far as the queries suffice. Unknown values are zero.
+func (s *Store) remaining(ctx context.Context, leases iter.Seq[clientv3.LeaseID], queries *leaseQueries) map[clientv3.LeaseID]time.Duration {
 	const parallel = 8
 	remaining := make(map[clientv3.LeaseID]time.Duration)
 	var unknown []clientv3.LeaseID
 	now := time.Now()
-	for _, cs := range contenders {
-		for _, c := range cs {
-			if _, seen := remaining[c.Lease]; seen || c.Lease == 0 {
-				continue
-			}
-			left, known := s.leases.remaining(c.Lease, now)
-			remaining[c.Lease] = left
-			if !known && len(unknown) < queries.left {
-				unknown = append(unknown, c.Lease)
-			}
+	for id := range leases {
+		if _, seen := remaining[id]; seen || id == 0 {
+			continue
+		}
+		left, known := s.leases.remaining(id, now)
+		remaining[id] = left
+		if !known && len(unknown) < queries.left {
+			unknown = append(unknown, id)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, queries.time)
@@ -134,11 +146,7 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 	askers.Wait()
 	queries.left -= len(unknown)
 	queries.time -= time.Since(now)
-	for i, l := range lines {
-		for j := range l.Entries {
-			l.Entries[j].Remaining = remaining[contenders[i][j].Lease]
-		}
-	}
+	return remaining
 }
 
 // Break implements [store.Store]. It works on the entries of any client.
