@@ -90,6 +90,45 @@ func TestLines(t *testing.T) {
 	})
 }
 
+// The lines are those of Lines. A loop may be left, and an error comes last.
+func TestLinesSeq(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		for _, name := range []string{"b", "a/2", "a/1"} {
+			lock(t, ann, name)
+		}
+		seq := ann.LinesSeq(t.Context(), "a/")
+		for l, err := range seq {
+			if err != nil || l.Name != "a/1" || commands(l.Holders) != "ann" {
+				t.Errorf("first: got %+v, %v", l, err)
+			}
+			break
+		}
+		var names []string
+		for l, err := range seq {
+			if err != nil {
+				t.Error(err)
+			}
+			names = append(names, l.Name)
+		}
+		if got := strings.Join(names, " "); got != "a/1 a/2" {
+			t.Errorf("got %q, want a/1 and a/2", got)
+		}
+		denied := errors.New("permission denied")
+		w.faults(memstore.Fault{Err: denied}, on(memstore.Read))
+		var errs []error
+		for l, err := range seq {
+			errs = append(errs, err)
+			if l.Name != "" {
+				t.Errorf("got line %+v", l)
+			}
+		}
+		if len(errs) != 1 || !errors.Is(errs[0], denied) {
+			t.Errorf("got errors %v, want %v once", errs, denied)
+		}
+	})
+}
+
 // Other clients read an owner exactly as its client set it.
 func TestLine_showsOwner(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {

@@ -76,6 +76,34 @@ func lines(s suite) {
 		wantLines(t, w, w.name(""), nil)
 	})
 
+	s.test("Lines may be left, and reads anew each time it is ranged over", func(t *testing.T, w *testEnv) {
+		c := w.openKept()
+		a, b := c.hold(w.name("a"), line.Exclusive), c.hold(w.name("b"), line.Exclusive)
+		wantLines(t, w, w.name(""), []string{a.name, b.name})
+		ctx, cancel := w.call()
+		defer cancel()
+		seq := w.stores[len(w.stores)-1].Lines(ctx, w.name(""))
+		names := func(most int) (names []string) {
+			for l, err := range seq {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if names = append(names, l.Name); len(names) == most {
+					break
+				}
+			}
+			return names
+		}
+		if got := names(1); !slices.Equal(got, []string{a.name}) {
+			t.Errorf("the first line of Lines is %q, want %q", got, a.name)
+		}
+		a.withdraw()
+		wantLines(t, w, w.name(""), []string{b.name})
+		if got := names(9); !slices.Equal(got, []string{b.name}) {
+			t.Errorf("Lines ranged over again after a change has %q, want %q", got, b.name)
+		}
+	})
+
 	s.test("an unused name is an empty line and no error", func(t *testing.T, w *testEnv) {
 		name := w.name("nobody")
 		if l := w.line(name); l.Name != name || len(l.Entries) != 0 {

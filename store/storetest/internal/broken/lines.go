@@ -3,6 +3,7 @@ package broken
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -102,6 +103,11 @@ func lineBugs() []Bug {
 			},
 		},
 		{
+			Name:   "reads the lines before they are ranged over",
+			Caught: "lines/Lines may be left, and reads anew each time it is ranged over",
+			Plant:  func(m *memstore.Store) store.Store { return readEarly{wholeStore{Store: m}} },
+		},
+		{
 			Name:   "fails to read an empty line",
 			Caught: "lines/an unused name is an empty line and no error",
 			Plant: func(m *memstore.Store) store.Store {
@@ -158,6 +164,15 @@ func lineBugs() []Bug {
 			},
 		},
 	}
+}
+
+// readEarly reads the lines when Lines is called.
+type readEarly struct{ wholeStore }
+
+func (s readEarly) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
+	lines, err := store.CollectLines(s.Store.Lines(ctx, prefix))
+	early := wholeStore{Store: s.Store, lines: func(context.Context, string) ([]store.Line, error) { return lines, err }}
+	return early.Lines(ctx, prefix)
 }
 
 func withLines(m *memstore.Store, change func(prefix string, ls []store.Line) []store.Line) store.Store {
