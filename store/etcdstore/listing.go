@@ -34,35 +34,6 @@ const maxListedName = 2 * store.MaxNameBytes
 // maxReadsPerTxn is less than the 128 operations that a server allows in a transaction by default.
 const maxReadsPerTxn = 100
 
-// Lines implements [store.Store]. It reads every key that begins with the store's prefix and the
-// given one, with its value, in pages. On a cluster with many other keys, use a prefix.
-//
-// Names that are more than twice as long as [store.MaxNameBytes], which no client of Stile uses, are left out. A key that is
-// not an entry, but that other clients would wait for, has a remark only if it stands among the
-// entries' keys; [Store.Line] finds all.
-//
-// A name above others, like "jobs" beside "jobs/backup", comes before them, so all keys that may be entries
-// of it are read first. If there are many names below it that begin with a character from "-" to "f",
-// reading them twice takes longer, but not more memory.
-func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
-	return func(yield func(store.Line, error) bool) {
-		l := &listing{store: s, prefix: prefix, done: prefix, pageKeys: s.pageSizes.first, queries: newLeaseQueries()}
-		l.finished = strings.HasPrefix(prefix, reservedName+"/")
-		for !l.finished {
-			page, err := l.next(ctx)
-			if err != nil {
-				yield(store.Line{}, s.wrapErr("list the lines", endedBy(ctx, err)))
-				return
-			}
-			for line := range page.lines() {
-				if !yield(line, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // A listing reads lines in the order of their names, page by page. All positions are keys without the
 // store's prefix.
 //
