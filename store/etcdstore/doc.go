@@ -99,9 +99,10 @@
 // was downgraded.
 //
 // An entry that has held its lock for 200 ms also gets a watch of its own key, which shows that the
-// key was deleted or overwritten. A watch that ends for any reason is opened again, and the line or
-// key is read again. A watch may also fall silent without ending. So a line with waiters is read
-// after two seconds without an event, and at longer intervals after that.
+// key was deleted or overwritten. These watches, of all sessions of a store, share one gRPC stream and two
+// goroutines. A watch that ends for any reason is opened again, and the line or key is read again. A
+// watch may also fall silent without ending. So a line with waiters is read after two seconds without
+// an event, and at longer intervals after that.
 //
 // For slots that wait, the session also watches the operator's limit of the line.
 //

@@ -76,6 +76,9 @@ var _ store.Store = (*Store)(nil)
 // New returns a store on the cluster that cli is connected to. It sends no request. It returns an
 // error if cli is nil or an option is invalid.
 //
+// Renewals, and the watches of held locks, use cli's connection directly. So a client whose KV, Watcher or
+// Lease was replaced, as with package clientv3/namespace, is not supported; use [Options.Prefix].
+//
 // Set DialKeepAliveTime and DialKeepAliveTimeout in cli's configuration, so that a connection to an
 // unresponsive member is closed; New sets neither.
 func New(cli *clientv3.Client, opts *Options) (*Store, error) {
