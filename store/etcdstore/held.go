@@ -185,7 +185,7 @@ func (k *keyWatches) receive(stream pb.Watch_WatchClient) error {
 		}
 		e.session.noteRevision(resp.Header)
 		for _, ev := range resp.Events {
-			e.line.handleKeyEvent(e, (*clientv3.Event)(ev))
+			e.line.handleKeyEvent(e, ev)
 		}
 	}
 }
