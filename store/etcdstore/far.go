@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/line"
@@ -187,18 +189,27 @@ func (w *lineWatch) farRecheckDelay() time.Duration {
 // recheckFar reads the entry and the one that it follows, and reports whether the latter has left, or
 // its key is not an entry any more.
 func (w *lineWatch) recheckFar(ctx context.Context, e *entry, ahead listedEntry) (left bool, err error) {
-	kv, at, err := w.session.readKey(ctx, e.key)
+	before := w.session.seenRevision.Load()
+	resp, err := w.session.store.commit(ctx, nil, []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(ahead.ID)}, nil)
+	if err == nil {
+		err = w.session.checkRevision(before, resp.Header)
+	}
 	if err != nil {
 		return false, err
 	}
-	w.handleKey(e, kv, at)
-	kv, _, err = w.session.readKey(ctx, ahead.ID)
-	if err != nil {
-		return false, err
-	}
-	if kv == nil || uint64(kv.CreateRevision) != ahead.Order {
+	own, other := firstKey(resp.Responses[0]), firstKey(resp.Responses[1])
+	w.handleKey(e, own, resp.Header.Revision)
+	if other == nil || uint64(other.CreateRevision) != ahead.Order {
 		return true, nil
 	}
-	_, _, stands := w.session.store.keys.parse(kv)
+	_, _, stands := w.session.store.keys.parse(other)
 	return !stands, nil
+}
+
+// firstKey returns the key in the response of a read; nil if it did not exist.
+func firstKey(r *pb.ResponseOp) *mvccpb.KeyValue {
+	if kvs := r.GetResponseRange().GetKvs(); len(kvs) > 0 {
+		return kvs[0]
+	}
+	return nil
 }

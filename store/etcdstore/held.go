@@ -258,11 +258,7 @@ func (k *keyWatches) read(ctx context.Context, ids []int64) error {
 		if e.session.checkRevision(before[i], resp.Header) != nil {
 			continue // the session is lost, and the entry with it
 		}
-		var kv *mvccpb.KeyValue
-		if kvs := resp.Responses[i].GetResponseRange().Kvs; len(kvs) > 0 {
-			kv = kvs[0]
-		}
-		e.line.handleKey(e, kv, resp.Header.Revision)
+		e.line.handleKey(e, firstKey(resp.Responses[i]), resp.Header.Revision)
 		e.line.markKeyWatched(e)
 	}
 	return nil
@@ -281,26 +277,6 @@ func (k *keyWatches) retryFailed() {
 	defer k.mu.Unlock()
 	k.changed, k.started = append(k.changed, k.refused...), append(k.started, k.unread...)
 	k.refused, k.unread = nil, nil
-}
-
-// readKey reads a key with a linearizable read: its state at a revision; nil if it did not exist.
-func (se *session) readKey(ctx context.Context, key string) (kv *mvccpb.KeyValue, at int64, err error) {
-	var resp *clientv3.GetResponse
-	before := se.seenRevision.Load()
-	err = se.store.attempt(ctx, func(ctx context.Context) (err error) {
-		resp, err = se.store.cli.Get(ctx, key)
-		return err
-	})
-	if err == nil {
-		err = se.checkRevision(before, resp.Header)
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	if len(resp.Kvs) > 0 {
-		kv = resp.Kvs[0]
-	}
-	return kv, resp.Header.Revision, nil
 }
 
 // handleKeyEvent handles an event of the entry's key.

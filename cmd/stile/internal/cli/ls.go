@@ -22,7 +22,8 @@ all locks, or those whose name begins with PREFIX.
 AGE is how long the lock has been held, by the clock of the holder's host. If the time of
 acquisition is not known, as in the first second, AGE is an upper bound, such as <5m. LEFT is how
 long the holder's session lives if it is not renewed. If a lock has several holders, the
-first one is shown and the others are counted. A name that stile run does not accept, or
+first one is shown and the others are counted. Long lists are printed while they are
+read, so columns may become wider on the way. A name that stile run does not accept, or
 that is not printable, is printed as a Go string in double quotes; show, wait and break
 accept it in that form.`,
 		Example: `  stile ls
