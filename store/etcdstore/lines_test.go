@@ -279,12 +279,20 @@ func TestLines_largeValues(t *testing.T) {
 	}
 }
 
+// withoutKeyWatches returns times with which a held lock causes no requests.
+func withoutKeyWatches() etcdstore.Times {
+	times := noPollingTimes()
+	times.HeldWatchDelay = longInterval
+	return times
+}
+
 // Stile's own keys are not read, of which records are large.
 func TestLines_skipsOwnKeys(t *testing.T) {
 	t.Parallel()
 	rec := recorderWithoutCancel()
 	prefix := newName(t) + "/"
 	st := newStore(t, connectWith(t, rec.config(server(t).Endpoint())), prefix)
+	st.SetTimes(withoutKeyWatches())
 	st.SetPageSizes(1, 1, 1<<20)
 	se := openSession(t, st)
 	enqueue(t, se, "..")
@@ -307,6 +315,7 @@ func TestLines_stops(t *testing.T) {
 	t.Parallel()
 	rec := recorderWithoutCancel()
 	st, name := newStore(t, connectWith(t, rec.config(server(t).Endpoint())), ""), newName(t)
+	st.SetTimes(withoutKeyWatches())
 	st.SetPageSizes(1, 1, 1<<20)
 	se := openSession(t, st)
 	enqueue(t, se, name)
