@@ -6,12 +6,14 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
@@ -32,7 +34,7 @@ func (w *lineWatch) watchHeld(e *entry) {
 
 // keyWatches watches the keys of entries that hold their locks, for all sessions of a store, on one
 // stream. A client may hold thousands of locks, and each watch of the etcd client takes two
-// goroutines and ten kilobytes. So this uses the protocol beneath.
+// goroutines and ten kilobytes. So this uses gRPC directly.
 //
 // A watch starts at the present, and the read after its start covers what happened before. If the
 // stream ends, all watches are started on another one. Two goroutines run while there are any watches: one
@@ -48,12 +50,12 @@ type keyWatches struct {
 	running bool
 	close   context.CancelCauseFunc // ends the stream; nil if there is none
 
-	// The ids of the watches that are
-	changed   []int64 // to be started, if they are in entries, or to be stopped
-	requested []int64 // not answered, in the order in which they were requested
-	started   []int64 // started, but their keys have not been read since
-	refused   []int64 // refused or ended by the server
-	unread    []int64 // started, but their keys could not be read
+	// Ids of watches, by what comes next.
+	changed   []int64 // the request to start, if the watch is in entries, or else to stop
+	requested []int64 // the server's answer, in the order of the requests
+	started   []int64 // the read of the key
+	refused   []int64 // another attempt: the server has refused or ended the watch
+	unread    []int64 // another attempt to read the key
 }
 
 func newKeyWatches(s *Store) *keyWatches {
@@ -67,15 +69,19 @@ var errNoKeys = errors.New("no key is watched any more")
 func (k *keyWatches) add(e *entry) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.lastID++
-	e.keyWatch = k.lastID
-	k.entries[e.keyWatch] = e
-	k.changed = append(k.changed, e.keyWatch)
+	k.addLocked(e)
 	k.wake.Set()
 	if !k.running {
 		k.running = true
 		go k.run()
 	}
+}
+
+func (k *keyWatches) addLocked(e *entry) {
+	k.lastID++
+	e.keyWatch = k.lastID
+	k.entries[e.keyWatch] = e
+	k.changed = append(k.changed, e.keyWatch)
 }
 
 // remove ends the watch of an entry's key, if there is one.
@@ -96,18 +102,20 @@ func (k *keyWatches) remove(e *entry) {
 
 // run watches keys until there are none.
 func (k *keyWatches) run() {
-	for {
-		ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(context.Background()))
-		if !k.begin(end) {
-			end(nil)
-			return
+	_ = attempts.KeepUp(context.Background(), firstPause, func() error {
+		for {
+			ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(context.Background()))
+			if !k.begin(end) {
+				end(nil)
+				return errNoKeys
+			}
+			k.follow(ctx, end)
+			if err := context.Cause(ctx); err != errNoKeys {
+				k.store.logger.LogAttrs(ctx, slog.LevelDebug, "watches of held entries ended; opening others", slog.Any("error", err))
+				return nil
+			}
 		}
-		k.follow(ctx, end)
-		if err := context.Cause(ctx); err != errNoKeys {
-			k.store.logger.LogAttrs(ctx, slog.LevelDebug, "watches of held entries ended; opening others", slog.Any("error", err))
-			time.Sleep(attempts.MaxPause)
-		}
-	}
+	})
 }
 
 // begin requests all watches anew, for another stream. It reports false if there are none.
@@ -120,9 +128,75 @@ func (k *keyWatches) begin(end context.CancelCauseFunc) bool {
 	return k.running
 }
 
+// A watchStream is what keyWatches uses of a [pb.Watch_WatchClient].
+type watchStream interface {
+	Send(*pb.WatchRequest) error
+	Recv() (*pb.WatchResponse, error)
+}
+
+// open opens a stream. If a program has replaced the client's Watcher, such as by that of etcd's package
+// namespace, it must see all watches, so the stream is made of watches of the client.
+func (k *keyWatches) open(ctx context.Context) (watchStream, error) {
+	cli := k.store.cli
+	if reflect.TypeOf(cli.Watcher) != reflect.TypeOf(clientv3.NewWatcher(cli)) {
+		return &clientStream{ctx: ctx, watcher: cli.Watcher, responses: make(chan *pb.WatchResponse), cancel: make(map[int64]context.CancelFunc)}, nil
+	}
+	return pb.NewWatchClient(cli.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
+}
+
+// A clientStream is a watchStream that uses one watch of the etcd client for each watch.
+type clientStream struct {
+	ctx       context.Context
+	watcher   clientv3.Watcher
+	responses chan *pb.WatchResponse
+	cancel    map[int64]context.CancelFunc // used only by Send
+}
+
+func (s *clientStream) Send(r *pb.WatchRequest) error {
+	if c := r.GetCancelRequest(); c != nil {
+		if cancel := s.cancel[c.WatchId]; cancel != nil {
+			cancel()
+			delete(s.cancel, c.WatchId)
+		}
+		return nil
+	}
+	c := r.GetCreateRequest()
+	ctx, cancel := context.WithCancel(s.ctx)
+	s.cancel[c.WatchId] = cancel
+	go func() {
+		defer cancel()
+		err := errWatchEnded
+		for resp := range s.watcher.Watch(ctx, string(c.Key), clientv3.WithCreatedNotify()) {
+			if err = resp.Err(); err != nil {
+				break
+			}
+			err = errWatchEnded
+			s.respond(ctx, &pb.WatchResponse{Header: resp.Header, WatchId: c.WatchId, Created: resp.Created, Events: resp.Events})
+		}
+		s.respond(ctx, &pb.WatchResponse{WatchId: c.WatchId, Canceled: true, CancelReason: err.Error()})
+	}()
+	return nil
+}
+
+func (s *clientStream) respond(ctx context.Context, r *pb.WatchResponse) {
+	select {
+	case s.responses <- r:
+	case <-ctx.Done():
+	}
+}
+
+func (s *clientStream) Recv() (*pb.WatchResponse, error) {
+	select {
+	case r := <-s.responses:
+		return r, nil
+	case <-s.ctx.Done():
+		return nil, s.ctx.Err()
+	}
+}
+
 // follow watches the keys on one stream until ctx ends, and ends it when the stream does.
 func (k *keyWatches) follow(ctx context.Context, end context.CancelCauseFunc) {
-	stream, err := pb.NewWatchClient(k.store.cli.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
+	stream, err := k.open(ctx)
 	if err != nil {
 		end(err)
 		return
@@ -134,8 +208,7 @@ func (k *keyWatches) follow(ctx context.Context, end context.CancelCauseFunc) {
 	for {
 		for _, r := range k.takeRequests() {
 			if err := stream.Send(r); err != nil {
-				end(nil) // the receiver has the reason, unless it is blocked
-				return
+				return // the stream is over: Recv returns the reason
 			}
 		}
 		k.readStarted(ctx)
@@ -173,7 +246,7 @@ func (k *keyWatches) takeRequests() []*pb.WatchRequest {
 }
 
 // receive handles responses until the stream ends.
-func (k *keyWatches) receive(stream pb.Watch_WatchClient) error {
+func (k *keyWatches) receive(stream watchStream) error {
 	for {
 		resp, err := stream.Recv()
 		if err != nil {
@@ -185,22 +258,30 @@ func (k *keyWatches) receive(stream pb.Watch_WatchClient) error {
 		}
 		e.session.noteRevision(resp.Header)
 		for _, ev := range resp.Events {
-			e.line.handleKeyEvent(e, ev)
+			if string(ev.Kv.Key) == e.key { // an etcd grpc-proxy chooses other ids for watches
+				e.line.handleKeyEvent(e, ev)
+			}
 		}
 	}
 }
 
 // noteResponse notes what a response says about its watch, and returns the entry that it concerns;
-// nil if there is none any more.
+// nil if that watch was removed.
 func (k *keyWatches) noteResponse(resp *pb.WatchResponse) *entry {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	id := resp.WatchId
-	if resp.Created && len(k.requested) > 0 {
-		id, k.requested = k.requested[0], k.requested[1:] // a refusal does not name its watch, but the order is kept
+	if resp.Created && resp.Canceled && len(k.requested) > 0 {
+		id = k.requested[0] // a refusal has no watch id, but the server answers in order
+	}
+	if i := slices.Index(k.requested, id); resp.Created && i >= 0 {
+		k.requested[i] = k.requested[0] // i is zero, except on a clientStream
+		k.requested = k.requested[1:]
 	}
 	e := k.entries[id]
 	switch {
+	case resp.Canceled && staleToken(resp.CancelReason):
+		k.close(errors.New(resp.CancelReason)) // the next stream has another token
 	case e == nil:
 	case resp.Canceled:
 		k.store.logger.LogAttrs(context.Background(), slog.LevelDebug, "watch of a held entry ended; opening another",
@@ -212,6 +293,13 @@ func (k *keyWatches) noteResponse(resp *pb.WatchResponse) *entry {
 		k.wake.Set()
 	}
 	return e
+}
+
+// staleToken reports whether a server has refused a watch because of the token that its stream was opened
+// with. The etcd client gets a new token for each stream, and the server checks it at each watch.
+func staleToken(reason string) bool {
+	return reason == rpctypes.ErrGRPCInvalidAuthToken.Error() || reason == rpctypes.ErrGRPCAuthOldRevision.Error() ||
+		reason == rpctypes.ErrGRPCUserEmpty.Error()
 }
 
 // readStarted reads the keys whose watches have started.
@@ -275,7 +363,15 @@ func (k *keyWatches) anyFailed() bool {
 func (k *keyWatches) retryFailed() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.changed, k.started = append(k.changed, k.refused...), append(k.started, k.unread...)
+	for _, id := range k.refused {
+		if e := k.entries[id]; e != nil {
+			// After a compaction the server still has the old watch: it must be stopped, and its id cannot be used.
+			delete(k.entries, id)
+			k.changed = append(k.changed, id)
+			k.addLocked(e)
+		}
+	}
+	k.started = append(k.started, k.unread...)
 	k.refused, k.unread = nil, nil
 }
 

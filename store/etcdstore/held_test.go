@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
 	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/internal/testservers"
@@ -181,4 +183,145 @@ func TestHeldKeys_unread(t *testing.T) {
 	}
 	denied.Store(nil)
 	eventually(t, "the key is read", func() bool { return etcdstore.KeyWatched(se, held[1].name) })
+}
+
+// A program may have replaced the client's Watcher. Its own sees the watches of held keys.
+// Promise: P6
+func TestHeldKeys_namespace(t *testing.T) {
+	t.Parallel()
+	cli, space := server(t).Client(t), newName(t)+"/"
+	cli.KV, cli.Watcher, cli.Lease = namespace.NewKV(cli.KV, space), namespace.NewWatcher(cli.Watcher, space), namespace.NewLease(cli.Lease, space)
+	st := newStore(t, cli, "")
+	held := hold(t, openSession(t, st), newName(t), 3)
+	direct := server(t).Client(t)
+	if resp, err := direct.Delete(t.Context(), space+held[1].Extensions().Key); err != nil || resp.Deleted != 1 {
+		t.Fatalf("delete the key: %+v, %v", resp, err)
+	}
+	held[1].awaitGone(t)
+	for _, e := range []*testEntry{held[0], held[2]} {
+		e.checkNotNotified(t)
+		e.withdraw(t)
+	}
+	eventually(t, "the goroutines end", func() bool { _, running := st.KeysWatched(); return !running })
+}
+
+// forgetTokens makes a server forget the tokens of the user "app".
+func forgetTokens(t *testing.T, root *clientv3.Client) {
+	t.Helper()
+	if _, err := root.UserChangePassword(t.Context(), "app", "secret-of-app"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The server has forgotten the token with which the stream was opened, and refuses each further watch on it.
+// Promise: P6, P7
+func TestHeldKeys_tokenForgotten(t *testing.T) {
+	t.Parallel()
+	e := startEtcdWithAuth(t)
+	app := func() store.Session {
+		return openSession(t, newStore(t, connectWith(t, clientv3.Config{
+			Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
+		}), "app/"))
+	}
+	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: testTimeout})
+	holder, waiter := app(), app()
+	one := hold(t, holder, "one", 1)[0]
+	first := enqueue(t, waiter, one.name) // keeps the etcd client's stream open
+	first.await(t, store.Waiting)
+	eventually(t, "its line is watched", func() bool { return etcdstore.LineWatched(waiter, one.name) })
+
+	forgetTokens(t, root)
+	two := hold(t, holder, "two", 2)
+	second := enqueue(t, waiter, two[0].name)
+	second.await(t, store.Waiting)
+	eventually(t, "its line is watched", func() bool { return etcdstore.LineWatched(waiter, two[0].name) })
+	two[0].withdraw(t)
+	second.await(t, store.Admitted)
+	if _, err := root.Delete(t.Context(), two[1].Extensions().Key); err != nil {
+		t.Fatal(err)
+	}
+	two[1].awaitGone(t)
+	one.checkNotNotified(t)
+}
+
+// compactionSeen counts the watches that a server has ended because of a compaction.
+type compactionSeen struct {
+	grpc.ClientStream
+	seen *atomic.Int64
+}
+
+func (s compactionSeen) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if r, ok := m.(*pb.WatchResponse); ok && err == nil && r.CompactRevision > 0 {
+		s.seen.Add(1)
+	}
+	return err
+}
+
+// The server ends a watch that is behind a compaction, but does not free its id.
+// Promise: P6
+func TestHeldKeys_compaction(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	direct, proxy := e.Client(t), testservers.NewProxy(t, e.Endpoint())
+	var seen atomic.Int64
+	cli := connectWith(t, clientv3.Config{Endpoints: []string{proxy.Addr()}, DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(
+		func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := open(ctx, desc, cc, method, opts...)
+			return compactionSeen{s, &seen}, err
+		})}})
+	st := newStore(t, cli, "")
+	held := hold(t, openSession(t, st), newName(t), 1)[0]
+	key := held.Extensions().Key
+	got, err := direct.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Hold(testservers.Down)
+	var revision int64
+	for range 400 { // more than the server buffers for a stream
+		value := string(got.Kvs[0].Value) + strings.Repeat(" ", 20_000)
+		resp, err := direct.Put(t.Context(), key, value, clientv3.WithLease(clientv3.LeaseID(got.Kvs[0].Lease)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		revision = resp.Header.Revision
+	}
+	if _, err := direct.Compact(t.Context(), revision); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Release(testservers.Down)
+	eventually(t, "the server ends the watch", func() bool { return seen.Load() > 0 })
+	held.checkNotNotified(t)
+	if _, err := direct.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	held.awaitGone(t)
+}
+
+// When nothing is held any more, the goroutines end, whatever the connection is like.
+func TestHeldKeys_endInAnyState(t *testing.T) {
+	t.Parallel()
+	for what, spoil := range map[string]func(*testservers.Proxy){
+		"silent":      func(p *testservers.Proxy) { p.Hold() },
+		"refused":     func(p *testservers.Proxy) { p.Refuse(); p.Reset() },
+		"new, silent": func(p *testservers.Proxy) { p.Reset(); p.Hold() },
+	} {
+		for _, closed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, client closed %v", what, closed), func(t *testing.T) {
+				t.Parallel()
+				proxy := testservers.NewProxy(t, server(t).Endpoint())
+				cli := connect(t, proxy.Addr())
+				st := newStore(t, cli, "")
+				se := openSession(t, st)
+				hold(t, se, newName(t), 20)
+				spoil(proxy)
+				if closed {
+					_ = cli.Close()
+				}
+				etcdstore.LoseSession(se)
+				eventually(t, "the goroutines end", func() bool { _, running := st.KeysWatched(); return !running })
+			})
+		}
+	}
 }

@@ -377,7 +377,7 @@ func (w *lineWatch) run() {
 		}
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
-		if errors.Is(err, errWatchSilent) {
+		if errors.Is(err, errWatchSilent) || err != nil && staleToken(err.Error()) {
 			stream++ // the gRPC stream is the likely cause
 			// The waiters must not depend on whether the next watch starts.
 			if _, err := w.reread(w.ctx); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// Lines are read in pages: one request for the keys, one for the limits.
+// Lines are read in pages, each twice as large as the one before: one request for the keys, one for the limits.
 func TestLines_fewRequestsForManyLines(t *testing.T) {
 	t.Parallel()
 	c, rec := newRecordedClient(t, 0)
@@ -34,7 +34,7 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
+	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive", "LeaseTimeToLive", "Range", "Txn", "Range", "Txn")
 	if len(lines) != n {
 		t.Fatalf("got %d lines, want %d", len(lines), n)
 	}
@@ -328,4 +328,23 @@ func TestLines_stops(t *testing.T) {
 		break
 	}
 	wantRequests(t, "one line", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive")
+}
+
+// Other programs may have large values under the prefix. A page that the client does not accept is read in smaller
+// ones.
+func TestLines_besideLargeValues(t *testing.T) {
+	t.Parallel()
+	prefix := newName(t) + "/"
+	direct := server(t).Client(t)
+	enqueue(t, openSession(t, newStore(t, direct, prefix)), "lock")
+	for i := range 40 {
+		if _, err := direct.Put(t.Context(), fmt.Sprintf("%sother%02d", prefix, i), strings.Repeat("x", 300_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cli := connectWith(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}, MaxCallRecvMsgSize: 4 << 20, MaxCallSendMsgSize: 2 << 20})
+	lines, err := store.CollectLines(newStore(t, cli, prefix).Lines(t.Context(), ""))
+	if err != nil || len(lines) != 1 || lines[0].Name != "lock" {
+		t.Errorf("got %+v, %v; want the lock alone", lines, err)
+	}
 }

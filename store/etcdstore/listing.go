@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
@@ -23,12 +25,12 @@ type pageSizes struct {
 	bytes       int   // of keys and values, about
 }
 
-// The first page is small, so that the first lines come soon. For each page a server counts the keys to the
-// end of the range. So small pages cost it more, and large ones take memory here.
-var defaultPageSizes = pageSizes{first: 500, most: 2000, bytes: 512 << 10}
+// The first page is small, so that the first lines come soon. For each page the server counts all keys to the
+// end of the range. So small pages cost the server time, and large ones cost this process memory.
+var defaultPageSizes = pageSizes{first: 64, most: 2000, bytes: 512 << 10}
 
-// maxListedName bounds the names that are listed, in bytes: a key of a megabyte must not cost a request for
-// each of its slashes. A wrapper may have made names longer.
+// maxListedName bounds the names that are listed, in bytes: each slash of a hostile key may end a name that
+// must be read. It is twice the limit of names, because a wrapper of the store may add a prefix.
 const maxListedName = 2 * store.MaxNameBytes
 
 // maxReadsPerTxn is less than the 128 operations that a server allows in a transaction by default.
@@ -38,12 +40,12 @@ const maxReadsPerTxn = 100
 // store's prefix.
 //
 // etcd returns keys in order, but the keys of a name may come after those of a later name. The names "a",
-// "a-b" and "a/b" have their keys in the order "a-b/1", "a/1", "a/b/1", "a/f". In general the keys of a name
-// m may come after those of a later name n only if n begins with m and continues with a character up to
-// "/". So when the keys up to a position have been read, all keys of all names below it are known, except
+// "a-b" and "a/b" have their keys in the order "a-b/1", "a/1", "a/b/1", "a/f". In general, let a
+// name m sort before n. A key of m comes after one of n only if n begins with m and continues with a
+// character up to "/". So when the keys up to a position have been read, all keys of all names below it are known, except
 // for the names that the position itself begins with. The rest of their keys is read too, at the revision
-// of the page. Then all lines of the page are complete and can be yielded. The next page needs to know
-// nothing but the position.
+// of the page. Then all lines of the page are complete and can be yielded. Only the
+// position passes to the next page.
 type listing struct {
 	store    *Store
 	prefix   string
@@ -55,8 +57,6 @@ type listing struct {
 
 // next reads the next page.
 func (l *listing) next(ctx context.Context) (p *page, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
-	defer cancel()
 	for {
 		if p, err = l.read(ctx); !errors.Is(err, rpctypes.ErrCompacted) {
 			break
@@ -119,8 +119,11 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 		end, skip = k.prefix+own, true // Stile's own keys: records are large
 	}
 	var resp *clientv3.GetResponse
-	err := l.store.attempt(ctx, func(ctx context.Context) (err error) {
+	err := l.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
 		resp, err = l.store.cli.Get(ctx, k.prefix+l.done+"\x00", clientv3.WithRange(end), clientv3.WithLimit(l.pageKeys))
+		if tooLarge(err) {
+			l.pageKeys = max(1, l.pageKeys/2)
+		}
 		return err
 	})
 	if err != nil {
@@ -144,8 +147,14 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 	return p, p.complete(ctx)
 }
 
-// resize chooses the size of the next page. It grows step by step: the first large values must not come in a
-// large page.
+// tooLarge reports whether an answer was larger than the client accepts.
+func tooLarge(err error) bool {
+	_, etcds := errors.AsType[rpctypes.EtcdError](err)
+	return !etcds && status.Code(err) == codes.ResourceExhausted
+}
+
+// resize chooses the size of the next page. It at most doubles, so that the first large values are met in a
+// small page.
 func (l *listing) resize(kvs []*mvccpb.KeyValue) {
 	size := 1
 	for _, kv := range kvs {
@@ -209,7 +218,10 @@ func (p *page) complete(ctx context.Context) error {
 		for _, sp := range batch {
 			gets = append(gets, clientv3.OpGet(sp.from, clientv3.WithRange(sp.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev)))
 		}
-		resp, err := p.listing.store.commit(ctx, nil, gets, nil)
+		// Each request has a time limit of its own: there may be many.
+		within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
+		resp, err := p.listing.store.commit(within, nil, gets, nil)
+		cancel()
 		if err != nil {
 			return err
 		}

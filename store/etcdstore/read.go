@@ -40,12 +40,12 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // given one, with its value, in pages. On a cluster with many other keys, use a prefix.
 //
 // Names that are more than twice as long as [store.MaxNameBytes], which no client of Stile uses, are
-// left out. A key that is not an entry, but that other clients would wait for, has a remark only if it
-// stands among the entries' keys; [Store.Line] finds all.
+// left out. A key that is not an entry, but that other clients would wait for, has a remark only if its
+// last part begins like a lease id; [Store.Line] has all remarks.
 //
 // A name above others, like "jobs" beside "jobs/backup", comes before them, so all keys that may be entries
 // of it are read first. If there are many names below it that begin with a character from "-" to "f",
-// reading them twice takes longer, but not more memory.
+// their keys are read twice, and the first line comes after the first reading. The memory stays the same.
 func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
 	return func(yield func(store.Line, error) bool) {
 		l := &listing{store: s, prefix: prefix, done: prefix, pageKeys: s.pageSizes.first, queries: newLeaseQueries()}

@@ -75,7 +75,7 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 	se.unchangedEpoch = se.epochCondition()
 	se.seenRevision.Store(granted.ResponseHeader.GetRevision())
 	// All streams of all sessions carry the same metadata: the etcd client then uses one gRPC stream for
-	// all watches. A member that has lost its leader ends them (WithRequireLeader).
+	// all its watches. The keys of held locks have another stream; see keyWatches. A member that has lost its leader ends them (WithRequireLeader).
 	se.life = lifetime.New(clientv3.WithRequireLeader(context.Background()), &se.mu, opts.Lost)
 	return se
 }

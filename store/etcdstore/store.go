@@ -76,8 +76,8 @@ var _ store.Store = (*Store)(nil)
 // New returns a store on the cluster that cli is connected to. It sends no request. It returns an
 // error if cli is nil or an option is invalid.
 //
-// Renewals, and the watches of held locks, use cli's connection directly. So a client whose KV, Watcher or
-// Lease was replaced, as with package clientv3/namespace, is not supported; use [Options.Prefix].
+// A program may have replaced the client's KV, Watcher and Lease, as with package clientv3/namespace. All
+// requests go through them, except the renewals of leases, which use the connection directly.
 //
 // Set DialKeepAliveTime and DialKeepAliveTimeout in cli's configuration, so that a connection to an
 // unresponsive member is closed; New sets neither.

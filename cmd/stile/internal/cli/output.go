@@ -122,8 +122,8 @@ func (s Stdio) writeJSON(v any) error {
 }
 
 // writeJSONLines writes lines as [Stdio.writeJSON] would write an array of them, a part at a time. If
-// they end with an error, what was read before is written, but the array is not closed: so no program
-// takes it for all.
+// they end with an error, what was read before is written. The array stays open then, so that no program
+// takes a part for the whole.
 func writeJSONLines(lines iter.Seq2[stile.Line, error], write func([]byte) error) error {
 	const part = 32 << 10
 	var text []byte
