@@ -204,12 +204,12 @@ func (l *lock) close() {
 	_ = l.opened.Close()
 }
 
-// briefly is for how long a hold is too new to have been broken.
+// briefly is how long a hold may last that the end of the session releases.
 const briefly = time.Second
 
-// release releases the lock. Until it has been held for a second, the end of the session does that, in one
-// request instead of two. The end of the session does not tell whether the lock was held until then, as Release
-// does. But nobody breaks a lock that young, and it cannot expire in that time.
+// release releases the lock. If it was held briefly, the end of the session does that, in one request instead of
+// two. Unlike Release, that does not tell whether the lock was held until then: it cannot have expired so soon, but
+// if it was broken, and the notice has not come yet, that is not reported.
 func (l *lock) release(ctx context.Context) error {
 	if time.Since(l.obtained) >= briefly {
 		return l.hold.Release(ctx)
