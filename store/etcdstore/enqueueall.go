@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -51,7 +52,9 @@ func (s *Store) enqueueAll(ctx context.Context, opened store.Session, reqs []sto
 	defer cancel()
 
 	results, err := set.insert(bounded)
-	mayBeIn := err == nil || set[0].inDoubt.Load() || errors.Is(err, rpctypes.ErrNoSpace)
+	mayBeIn := err == nil || errors.Is(err, rpctypes.ErrNoSpace) || slices.ContainsFunc(set, func(e *entry) bool {
+		return e.inDoubt.Load() || e.mayBeIn.Load()
+	})
 	if err == nil {
 		err = set.markInLine(results)
 	}
@@ -196,7 +199,7 @@ func (set entrySet) insertOutcome(ctx context.Context, resp *clientv3.TxnRespons
 		return set.each(func(_ int, e *entry) (insertion, bool, error) { return e.tryNonEmpty(ctx) })
 	}
 	gets := resp.Responses
-	set[0].session.noteEpoch(gets[len(set)].GetResponseRange().Kvs, resp.Header.Revision)
+	set[0].session.readEpoch(gets[len(set)].GetResponseRange().Kvs, resp.Header.Revision)
 	return set.each(func(i int, e *entry) (insertion, bool, error) {
 		switch mine := gets[i].GetResponseRange().Kvs; {
 		case len(mine) == 0:
@@ -241,10 +244,11 @@ func (set entrySet) abort(ctx context.Context) {
 	done := make(chan struct{})
 	se.life.Start(func() {
 		defer close(done)
+		a := abandoned{names: strings.Join(names, ", "), deletes: deletes}
 		if set[0].inDoubt.Load() {
-			se.abortInsert(strings.Join(names, ", "), nil, deletes...)
+			se.abortInsert(a)
 		} else {
-			se.deleteInserted(strings.Join(names, ", "), nil, deletes...)
+			se.deleteInserted(a)
 		}
 	})
 	select {

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -34,7 +32,8 @@ type entry struct {
 
 	// inDoubt is set if an attempt to insert the entry was given up: it may be carried out later.
 	inDoubt atomic.Bool
-	// mayBeIn is set if an attempt was answered that the cluster is out of space, and may have been carried out.
+	// mayBeIn is set if an attempt was answered and has inserted the entry, or may have because the answer was that
+	// the cluster is out of space.
 	mayBeIn atomic.Bool
 	// unanswered is set if a request that deletes the entry, or lets it outlast the session, was
 	// not answered.
@@ -324,7 +323,7 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, i
 		return insertion{}, false, nil // the next attempt explains why
 	}
 	mine, epoch := results[0].GetResponseRange().Kvs, results[1].GetResponseRange().Kvs
-	e.session.noteEpoch(epoch, resp.Header.Revision)
+	e.session.readEpoch(epoch, resp.Header.Revision)
 	switch {
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
 		return e.alreadyInserted(ctx, uint64(mine[0].CreateRevision))
@@ -358,7 +357,7 @@ func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.Response
 	if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
 		ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
 		if err != nil {
-			e.inDoubt.Store(true) // the entry is inserted, and must be deleted
+			e.mayBeIn.Store(true) // the entry is inserted, and must be deleted
 			return a, err
 		}
 		a.others = ahead.entries
@@ -423,76 +422,6 @@ func (e *entry) readLimit(ctx context.Context, a *insertion) (err error) {
 		a.limit, a.limitAt, err = e.session.store.readLimit(ctx, e.req.Name)
 	}
 	return err
-}
-
-// abortEnqueue deletes the entry, if it was inserted; see [session.abortInsert].
-func (e *entry) abortEnqueue() {
-	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
-	e.session.abortInsert(e.req.Name, []clientv3.Cmp{mine}, clientv3.OpDelete(e.key))
-}
-
-// abortInsert deletes entries, if the conditions hold, and writes the epoch key, so that no attempt still
-// in flight can insert them. It retries until it succeeds or the session has ended, which has the same
-// effect.
-func (se *session) abortInsert(names string, conditions []clientv3.Cmp, deletes ...clientv3.Op) {
-	epoch := se.epochKey()
-	bumpEpoch := clientv3.OpPut(epoch, epochValue, clientv3.WithLease(se.lease))
-	getEpoch := clientv3.OpGet(epoch, clientv3.WithKeysOnly())
-	life := se.life.Context()
-	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
-		var resp *clientv3.TxnResponse
-		err := se.store.attempt(life, func(ctx context.Context) (err error) {
-			resp, err = se.store.cli.Txn(ctx).
-				If(conditions...).
-				Then(append([]clientv3.Op{bumpEpoch, getEpoch}, deletes...)...).
-				Else(bumpEpoch, getEpoch).
-				Commit()
-			return err
-		})
-		switch {
-		case err == nil:
-			se.noteEpoch(resp.Responses[1].GetResponseRange().Kvs, resp.Header.Revision)
-		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			_ = se.endExpired()
-		case se.life.Err() == nil:
-			if errors.Is(err, rpctypes.ErrNoSpace) {
-				_ = se.deleteOnce(life, conditions, deletes...) // attempts in flight fail now; the epoch key is written later
-			}
-			se.logNotRemoved(names, err)
-		}
-		return err
-	})
-}
-
-// deleteInserted deletes the entry, if it was inserted and no attempt is in flight.
-func (e *entry) deleteInserted() {
-	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
-	e.session.deleteInserted(e.req.Name, []clientv3.Cmp{mine}, clientv3.OpDelete(e.key))
-}
-
-// deleteInserted deletes entries, if the conditions hold. It retries until it succeeds or the session has ended.
-func (se *session) deleteInserted(names string, conditions []clientv3.Cmp, deletes ...clientv3.Op) {
-	life := se.life.Context()
-	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
-		err := se.deleteOnce(life, conditions, deletes...)
-		if err != nil && se.life.Err() == nil {
-			se.logNotRemoved(names, err)
-		}
-		return err
-	})
-}
-
-// deleteOnce deletes entries, if the conditions hold, unless the servers refuse that. It needs no space.
-func (se *session) deleteOnce(ctx context.Context, conditions []clientv3.Cmp, deletes ...clientv3.Op) error {
-	return se.store.attempt(ctx, func(ctx context.Context) error {
-		_, err := se.store.cli.Txn(ctx).If(conditions...).Then(deletes...).Commit()
-		return err
-	})
-}
-
-func (se *session) logNotRemoved(names string, err error) {
-	se.store.logger.LogAttrs(se.life.Context(), slog.LevelWarn, "could not remove the entry of a failed request; retrying",
-		slog.String("lock", names), slog.Any("error", err))
 }
 
 // Extensions implements [store.Ticket].
@@ -578,42 +507,5 @@ func (e *entry) leaveInBackground(request func(context.Context) (bool, error)) {
 	})
 	if e.inDoubt.Load() {
 		e.abortEnqueue()
-	}
-}
-
-// epoch is a read of the epoch key, which voids abandoned attempts of the session; see the package
-// comment.
-type epoch struct {
-	modified int64 // the key's mod revision; zero if it does not exist
-	at       int64 // the revision of the read
-}
-
-func (se *session) epochKey() string { return se.store.keys.epoch(se.lease) }
-
-// epochCondition returns the condition that the epoch key was not written since it was last read. It compares
-// the mod revision. Revisions, unlike versions, are never reused, even if the key is deleted.
-func (se *session) epochCondition() clientv3.Cmp {
-	return clientv3.Compare(clientv3.ModRevision(se.epochKey()), "=", se.epoch.modified)
-}
-
-// sameEpoch returns the session's current epochCondition. It is made once for many requests, and must not be
-// changed.
-func (se *session) sameEpoch() clientv3.Cmp {
-	se.mu.Lock()
-	defer se.mu.Unlock()
-	return se.unchangedEpoch
-}
-
-// noteEpoch records a read of the epoch key.
-func (se *session) noteEpoch(kvs []*mvccpb.KeyValue, at int64) {
-	now := epoch{at: at}
-	if len(kvs) > 0 {
-		now.modified = kvs[0].ModRevision
-	}
-	se.mu.Lock()
-	defer se.mu.Unlock()
-	if now.at > se.epoch.at {
-		se.epoch = now
-		se.unchangedEpoch = se.epochCondition()
 	}
 }

@@ -45,6 +45,8 @@ type times struct {
 	// batchDelay is how long a request may wait for others that it is sent with; see batcher. It bounds what
 	// batches add to the time of a request.
 	batchDelay time.Duration
+	// epochPause is the shortest pause between two writes of the epoch key; see writeEpochs.
+	epochPause time.Duration
 }
 
 var defaultTimes = times{
@@ -56,6 +58,7 @@ var defaultTimes = times{
 	retryDelay:      attempts.MinTimeout,
 	answerTimeout:   attempts.MaxTimeout,
 	batchDelay:      5 * time.Millisecond,
+	epochPause:      100 * time.Millisecond,
 }
 
 // lineWatch tracks one line for the entries that one session has in it.

@@ -31,8 +31,9 @@ type session struct {
 	cluster      uint64
 	seenRevision atomic.Int64 // the largest revision in any response
 
-	life    *lifetime.Life
-	batcher *batcher
+	life        *lifetime.Life
+	batcher     *batcher
+	epochWrites epochWrites
 
 	leases     pb.LeaseClient
 	stream     *renewalStream // used only by Confirm
