@@ -98,8 +98,9 @@ type epochWrites struct {
 
 // epochWrite is one write, for all calls that wait for it.
 type epochWrite struct {
-	done chan struct{} // closed when err is set
-	err  error
+	calls int           // guarded by the mutex of epochWrites until the write is sent
+	done  chan struct{} // closed when err is set
+	err   error
 }
 
 // voidAttempts makes sure that no attempt which was sent before the call has an effect after it. It returns an
@@ -111,6 +112,7 @@ func (se *session) voidAttempts() error {
 		s.next = &epochWrite{done: make(chan struct{})}
 	}
 	w := s.next
+	w.calls++
 	s.running = s.running || se.life.Start(se.writeEpochs)
 	s.mu.Unlock()
 	select {
@@ -134,14 +136,14 @@ func (se *session) writeEpochs() {
 			return
 		}
 		start := time.Now()
-		w.err = se.writeEpoch(life)
+		w.err = se.writeEpoch(life, w.calls)
 		close(w.done)
 		attempts.Sleep(life, max(se.store.times.epochPause, 4*time.Since(start)))
 	}
 }
 
-// writeEpoch writes the epoch key, unless the servers refuse that.
-func (se *session) writeEpoch(ctx context.Context) error {
+// writeEpoch writes the epoch key for a number of calls, unless the servers refuse that.
+func (se *session) writeEpoch(ctx context.Context, calls int) error {
 	var resp *clientv3.PutResponse
 	err := se.store.attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = se.store.cli.Put(ctx, se.epochKey(), epochValue, clientv3.WithLease(se.lease))
@@ -154,7 +156,7 @@ func (se *session) writeEpoch(ctx context.Context) error {
 		err = se.endExpired()
 	case se.life.Err() == nil:
 		se.store.logger.LogAttrs(ctx, slog.LevelWarn, "could not void the attempts of failed requests; retrying",
-			slog.Any("error", err))
+			slog.Int("requests", calls), slog.Any("error", err))
 	}
 	return err
 }

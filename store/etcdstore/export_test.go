@@ -197,3 +197,14 @@ func (s *Store) KeysWatched() (n int, running bool) {
 	defer s.heldKeys.mu.Unlock()
 	return len(s.heldKeys.entries), s.heldKeys.running
 }
+
+// CallsForNextEpoch returns how many calls wait for a write of a session's epoch key that has not been sent.
+func CallsForNextEpoch(s store.Session) int {
+	w := &s.(*session).epochWrites
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.next == nil {
+		return 0
+	}
+	return w.next.calls
+}
