@@ -105,6 +105,7 @@ func (c *entryCatcher) epochWrites() int {
 // abandon makes a call that joins a line, and gives it up when its request was caught.
 func (c *entryCatcher) abandon(t *testing.T, se store.Session, name string) {
 	t.Helper()
+	eventually(t, "no request is under way, so the next one is sent alone", func() bool { return etcdstore.BatcherOf(se).UnderWay() == 0 })
 	ctx := contextUntil(t, "the request is caught", func() bool { return c.late(name) != nil })
 	if _, err := tryEnqueue(ctx, se, name, false); !errors.Is(err, context.Canceled) {
 		t.Errorf("Enqueue: got %v, want Canceled", err)
@@ -143,7 +144,7 @@ func TestEpoch_abandonedCallsShareWrites(t *testing.T) {
 	c.onEpoch.Store(&hold)
 	c.abandon(t, se, names[0])
 	eventually(t, "the epoch key is about to be written", func() bool { return c.epochWrites() > 0 })
-	for _, name := range names[1:] { // one by one, so that they are not sent in a batch
+	for _, name := range names[1:] {
 		c.abandon(t, se, name)
 	}
 	eventually(t, "the others wait for the next write", func() bool { return etcdstore.CallsForNextEpoch(se) == calls-1 })
