@@ -190,6 +190,7 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, detai
 		f := runFlags{
 			target: target.String(), workload: m.Workload, faults: m.Faults,
 			duration: time.Duration(8+8*seed) * time.Second, ttl: time.Duration(2+seed) * time.Second, workers: 6, seed: seed + 1, programDir: programDir,
+			linger: m.Linger,
 		}
 		f.out = filepath.Join(out, m.Name)
 		v, err := f.runSubprocess(ctx)

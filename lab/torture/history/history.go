@@ -59,6 +59,11 @@ type Offers struct {
 	Fair bool `json:"fair"`
 	// Sets: a call for several locks arrives at all of them in one step.
 	Sets bool `json:"sets,omitempty"`
+	// TurnBits is how many of the low bits of a token count the holds of one entry. Two exclusive holds of one
+	// worker whose tokens differ only in these bits have the same entry in the store, one after the other.
+	TurnBits int `json:"turn_bits,omitempty"`
+	// Keeps: after a release, the client may keep the entry for a later hold. So a release is no proof.
+	Keeps bool `json:"keeps,omitempty"`
 }
 
 // Event is one line of a history after the first. Exactly one of its pointers is set.

@@ -17,6 +17,7 @@ type stileLocker struct {
 	conn     *storeurl.Conn
 	client   *stile.Client
 	borrowed bool // the connections are those of another locker
+	keeps    bool // the client keeps locks
 }
 
 func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
@@ -28,7 +29,7 @@ func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &stileLocker{conn: conn, client: client}, nil
+	return &stileLocker{conn: conn, client: client, keeps: c.Linger > 0}, nil
 }
 
 func newClient(conn *storeurl.Conn, c Config, worker string) (*stile.Client, error) {
@@ -46,7 +47,7 @@ func (l *stileLocker) share(c Config, worker string) (Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &stileLocker{conn: l.conn, client: client, borrowed: true}, nil
+	return &stileLocker{conn: l.conn, client: client, borrowed: true, keeps: c.Linger > 0}, nil
 }
 
 // ClientOf returns the client of a Locker that is Stile's, and what its store can do; nil for the
@@ -63,7 +64,13 @@ func HoldOf(h *stile.Hold) Hold { return stileHold{h} }
 
 func (l *stileLocker) Offers() history.Offers {
 	caps := l.conn.Store.Capabilities()
-	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair, Sets: caps.EnqueueAll != nil}
+	offers := history.Offers{
+		Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair, Sets: caps.EnqueueAll != nil, Keeps: l.keeps,
+	}
+	if caps.Fencing {
+		offers.TurnBits = store.TurnBits
+	}
+	return offers
 }
 
 func (l *stileLocker) Lock(ctx context.Context, name string) (Hold, error) {

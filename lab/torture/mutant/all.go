@@ -1,7 +1,7 @@
 package mutant
 
 import (
-	"strings"
+	"time"
 
 	"github.com/stilelock/stile/lab/torture/verdict"
 )
@@ -438,32 +438,45 @@ func All() []Mutant {
 			Name:   "linger-ignores-waiters",
 			Breaks: "a lock that is only kept is given up when another client waits: here it is kept for an hour",
 			Edits: []Edit{
-				{lingers.File, lingers.Old, strings.Replace(lingers.New, "c.TTL / 2", "time.Hour", 1)},
 				{
 					"tenure.go",
 					"			t.waitersBehind = true\n			t.contendedLocked()\n			if t.queue.kept == t {",
 					"			t.contendedLocked()\n			if t.waitersBehind {",
 				},
 			},
-			Cluster: "etcd", Workload: "hot", Faults: "none",
+			Cluster: "etcd", Workload: "hot", Faults: "none", Linger: time.Hour,
 			CaughtBy: []string{verdict.RuleOvertaken},
+		},
+		{
+			Name:   "turn-after-deadline",
+			Breaks: "a kept lock is locked again only before its deadline: here the loss of the session ends only locks that are held",
+			Edits: []Edit{
+				{"linger.go", "!t.lingerOver && t.session.Healthy()", "!t.lingerOver"},
+				{"tenure.go", "	t.awaitPendingLoss()\n	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {", "	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {"},
+				{"tenure.go", "	if t.over {\n		q.mu.Unlock()\n		return\n", "	if t.over || q.kept == t {\n		q.mu.Unlock()\n		return\n"},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "holder-cut", Linger: time.Hour,
+			CaughtBy: []string{verdict.RuleExpired},
+		},
+		{
+			Name:   "kept-after-loss",
+			Breaks: "an entry that is gone is not used again: here the loss ends the hold, and the client keeps the entry",
+			Edits: []Edit{
+				{"tenure.go", "	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}\n	kept := q.kept == t\n	if kept {\n		q.kept = nil\n	}\n	t.stopTimersLocked()\n", "	kept := false\n"},
+				{"tenure.go", "	for _, h := range delivered {\n		q.leaveLocked(h.place)\n	}\n", "	for _, h := range delivered {\n		q.leaveLocked(h.place)\n	}\n	t.holds = nil\n	if reason == keeper.Evicted {\n		q.kept = t\n	}\n"},
+				{"tenure.go", "	for _, h := range delivered {\n		q.client.unref(q)\n", "	for _, h := range delivered {\n		if reason != keeper.Evicted {\n			q.client.unref(q)\n		}\n"},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "evict", Linger: time.Hour,
+			CaughtBy: []string{verdict.RuleLostEntry},
 		},
 		{
 			Name:   "turn-keeps-token",
 			Breaks: "each turn has a larger token: here all turns of an entry have the same one",
 			Edits: []Edit{
-				lingers,
 				{"hold.go", "tokenOf(t.order) | uint64(t.turn)", "tokenOf(t.order)"},
 			},
-			Cluster: "etcd", Workload: "hot", Faults: "none",
+			Cluster: "etcd", Workload: "hot", Faults: "none", Linger: time.Second,
 			CaughtBy: []string{verdict.RuleTokenTwice, verdict.RuleGrantedTwice},
 		},
 	}
-}
-
-// lingers makes the clients of a worker keep locks, for the mutants that break the rules of that.
-var lingers = Edit{
-	"lab/torture/locker/stile.go",
-	"Linger: c.Linger,",
-	"Linger: c.TTL / 2,",
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Mutant is Stile with one rule broken.
@@ -24,6 +25,8 @@ type Mutant struct {
 	Edits []Edit
 	// Cluster, Workload and Faults are those under which it is caught.
 	Cluster, Workload, Faults string
+	// Linger is Options.Linger of the clients.
+	Linger time.Duration
 	// CaughtBy are the names of the rules of package verdict that catch it: at least one of them
 	// must be found broken.
 	CaughtBy []string

@@ -42,6 +42,14 @@ type Hold struct {
 	Released int64           `json:"released,omitempty"`
 	Outcome  history.Outcome `json:"outcome,omitempty"`
 
+	// Of the entry of the hold, which may have had holds before (see [history.Offers]): from is when the first of
+	// them was granted, and entryLostAt when the holder of one of them was notified of its loss; zero if none was.
+	from, entryLostAt int64
+	// grantedUntil is the validity that the interface reported when the lock was granted.
+	grantedUntil int64
+	// unproven says that the release was no request to the store.
+	unproven bool
+
 	// End is the time until which the holder may have believed that it held the lock, by all that
 	// the lock's interface reports: the earliest of Release, LostAt, Until and Exit; without any of
 	// them, the end of the history.
@@ -157,8 +165,40 @@ func newIndex(h *history.History) *index {
 	slices.SortStableFunc(l.once, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.observed, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
 	slices.SortStableFunc(l.holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
+	l.setEntries(h.Run.Offers)
 	return l
 }
+
+// setEntries finds the holds that had the same entry in the store, one after another, and sets what that means
+// for each of them. Only the release of the last one was a request to the store, and none if the client may
+// have kept the entry.
+func (l *index) setEntries(offers history.Offers) {
+	type entry struct {
+		lock, worker string
+		order        uint64
+	}
+	byEntry := map[entry][]*Hold{}
+	for _, h := range l.holds {
+		h.from = h.Return
+		if h.Mode == history.Exclusive && h.Token != 0 && offers.TurnBits > 0 {
+			of := entry{h.Lock, h.Worker, orderOf(h.Token, offers)}
+			byEntry[of] = append(byEntry[of], h)
+		}
+	}
+	for _, all := range byEntry {
+		slices.SortStableFunc(all, func(a, b *Hold) int { return cmp.Compare(a.Token, b.Token) })
+		last := all[len(all)-1]
+		for i, h := range all {
+			h.unproven = offers.Keeps || last.Outcome != history.OK
+			for _, before := range all[:i] {
+				h.from, h.entryLostAt = min(h.from, before.Return), earlier(h.entryLostAt, before.LostAt)
+			}
+		}
+	}
+}
+
+// orderOf returns the part of a token that all holds of one entry have in common.
+func orderOf(token uint64, offers history.Offers) uint64 { return token >> offers.TurnBits }
 
 func (l *index) addAcquire(worker string, a *history.Acquire, w *Wait) {
 	w.Return, w.Granted, w.GaveUp = a.Return, a.Outcome == history.OK, a.GaveUp
@@ -168,7 +208,7 @@ func (l *index) addAcquire(worker string, a *history.Acquire, w *Wait) {
 	hold := &Hold{
 		Lock: a.Lock, Grant: a.Grant, Worker: worker, Token: a.Token,
 		Mode: a.Mode, Set: a.Set, Number: a.Number, NumberToken: a.NumberToken, Yielded: a.Yielded,
-		Call: a.Call, Return: a.Return, Until: a.Until,
+		Call: a.Call, Return: a.Return, Until: a.Until, grantedUntil: a.Until,
 	}
 	l.holds = append(l.holds, hold)
 	l.byGrant[a.Grant] = hold

@@ -42,6 +42,11 @@ const (
 	// RuleDeletedEntry: a waiter was granted the lock although its entry had been deleted in one
 	// step of the store with all entries ahead of it.
 	RuleDeletedEntry = "granted to a deleted entry"
+	// RuleExpired: a hold was over when it was granted: its deadline had passed before the call.
+	RuleExpired = "granted after its deadline"
+	// RuleLostEntry: a call was granted the lock with an entry of which its client had been notified before that
+	// it is lost.
+	RuleLostEntry = "granted with a lost entry"
 	// RuleTokenTwice: two holds have the same token.
 	RuleTokenTwice = "token given twice"
 	// RuleNotTold: a holder still believed in its hold two TTLs after the observer had seen its
@@ -316,7 +321,7 @@ func checkTokens(lock string, holds []*Hold, offers history.Offers) []Violation 
 		rule string
 		ends func(*grant, *Hold)
 	}{
-		{RuleGrantedTwice, func(g *grant, h *Hold) { g.endInStore(h, offers.Proof) }},
+		{RuleGrantedTwice, func(g *grant, h *Hold) { g.endInStore(h, h.proven(offers)) }},
 		{RuleValidity, (*grant).endForHolder},
 	} {
 		grants := make([]*grant, 0, len(holds))
@@ -383,9 +388,9 @@ func (g *grant) endForHolder(h *Hold) {
 // the hold had lasted ended it. Any other release with a reply came after the end, which may have
 // been at any time before it, because sessions expire, rightly or wrongly. A downgrade that
 // succeeded shows that the hold had lasted until then.
-func (g *grant) endInStore(h *Hold, proof bool) {
+func (g *grant) endInStore(h *Hold, proven bool) {
 	switch {
-	case h.Outcome == history.OK && proof:
+	case proven:
 		g.endMin, g.endMax = h.Release, h.Released
 	case h.Outcome == history.OK || h.Outcome == history.Failed:
 		g.endMin, g.endMax = h.Call, h.Released
@@ -401,21 +406,47 @@ func (g *grant) endInStore(h *Hold, proof bool) {
 	}
 }
 
+// clockError is how much the end of a validity may be recorded too early.
+const clockError = int64(time.Millisecond)
+
+// findEndedBefore finds holds that had ended before the calls that they were granted to, as their clients knew:
+// by the deadline, or by the loss of an earlier hold of the same entry.
+func findEndedBefore(lock string, holds []*Hold) []Violation {
+	var found []Violation
+	for _, h := range holds {
+		v := Violation{Lock: lock, At: h.Return, Grants: []string{h.Grant}}
+		switch {
+		case h.grantedUntil != 0 && h.grantedUntil+clockError < h.Call:
+			v.Rule = RuleExpired
+			v.What = fmt.Sprintf("%s was granted the lock, and its deadline had passed %v before it asked", h.Grant,
+				time.Duration(h.Call-h.grantedUntil).Round(time.Microsecond))
+		case h.entryLostAt != 0 && h.entryLostAt < h.Call:
+			v.Rule = RuleLostEntry
+			v.What = fmt.Sprintf("%s was granted the lock (token %d) with an entry of which its client had been notified %v before it asked "+
+				"that it is lost", h.Grant, h.Token, time.Duration(h.Call-h.entryLostAt).Round(time.Microsecond))
+		default:
+			continue
+		}
+		found = append(found, v)
+	}
+	return found
+}
+
 // findDeletedEntries finds exclusive holds whose entries an eviction had deleted in one step with the
 // entries ahead of them: there was no moment at which such an entry was first in its line. (Entries
 // of other modes may have held the lock beside those ahead.)
-func findDeletedEntries(lock string, holds []*Hold, strikes []Strike) []Violation {
+func findDeletedEntries(lock string, holds []*Hold, strikes []Strike, offers history.Offers) []Violation {
 	deleted := map[uint64]bool{}
 	for _, s := range strikes {
 		if s.Lock == lock && s.Err == "" && len(s.Took) > 1 {
 			for _, token := range s.Took[1:] {
-				deleted[token] = true
+				deleted[orderOf(token, offers)] = true
 			}
 		}
 	}
 	var found []Violation
 	for _, h := range holds {
-		if h.Token != 0 && h.Mode == history.Exclusive && deleted[h.Token] {
+		if h.Token != 0 && h.Mode == history.Exclusive && deleted[orderOf(h.Token, offers)] {
 			found = append(found, Violation{
 				Rule: RuleDeletedEntry, Lock: lock, At: h.Return, For: time.Duration(max(0, h.End-h.Return)), Grants: []string{h.Grant},
 				What: fmt.Sprintf("%s (token %d) was granted the lock although its entry had been deleted together with all entries ahead of it",

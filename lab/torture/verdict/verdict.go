@@ -276,10 +276,11 @@ func (j *judge) judgeLocks() {
 		for _, v := range found {
 			j.count(v.At, func(d *Damage) *int { return &d.Overlaps })
 		}
+		found = append(found, findEndedBefore(lock, held)...)
 		if j.Run.Offers.Tokens {
 			found = append(found, checkTokens(lock, held, j.Run.Offers)...)
 			found = append(found, findNotLeaders(lock, observed[lock], held, j.Run.Offers)...)
-			found = append(found, findDeletedEntries(lock, held, j.Strikes)...)
+			found = append(found, findDeletedEntries(lock, held, j.Strikes, j.Run.Offers)...)
 		}
 		found = append(found, findNumbersTwice(lock, held, j.Run.Offers)...)
 		if j.Run.Offers.Fair {
@@ -374,22 +375,23 @@ func (j *judge) judgeWrite(e history.Event, newest map[string]int64) {
 
 // judgeLosses compares the entries that the observer saw disappear with what the holders knew.
 func (j *judge) judgeLosses() {
-	byToken := map[string]map[uint64][]*Hold{} // readers may share an entry
+	byOrder := map[string]map[uint64][]*Hold{} // an entry may have several holds
 	for _, h := range j.Holds {
 		if h.LostAt != 0 {
 			j.Figures.Lost++
 		}
-		if byToken[h.Lock] == nil {
-			byToken[h.Lock] = map[uint64][]*Hold{}
+		if byOrder[h.Lock] == nil {
+			byOrder[h.Lock] = map[uint64][]*Hold{}
 		}
-		byToken[h.Lock][h.Token] = append(byToken[h.Lock][h.Token], h)
+		order := orderOf(h.Token, j.Run.Offers)
+		byOrder[h.Lock][order] = append(byOrder[h.Lock][order], h)
 	}
 	var delays []time.Duration
 	for _, e := range j.history.Events {
 		if e.Entry == nil || !e.Entry.Gone || e.Entry.Token == 0 {
 			continue
 		}
-		for _, h := range byToken[e.Entry.Lock][e.Entry.Token] {
+		for _, h := range byOrder[e.Entry.Lock][orderOf(e.Entry.Token, j.Run.Offers)] {
 			if delay := j.judgeLoss(h, e.At); delay > 0 {
 				delays = append(delays, delay)
 			}
@@ -502,26 +504,28 @@ func (s *Strike) mayHaveCaused(v *Violation, ttl int64) bool {
 }
 
 // mayHaveEnded reports whether a strike can have ended one of several holds, which cannot exist
-// together, without its holder knowing it when the last of them was granted. If all were granted
-// after the strike, it excuses nothing.
+// together, without its holder knowing it when the last of them was granted. If the entries of all
+// were admitted after the strike, it excuses nothing. The last of the holds counts only if it had the
+// entry of an earlier hold: a client that does not know that its entry has ended may lock again with it.
 func (s *Strike) mayHaveEnded(holds []*Hold, run history.Run) bool {
 	if len(holds) < 2 {
 		return false
 	}
 	if len(s.Took) > 0 && holds[0].Token != 0 {
-		return slices.ContainsFunc(holds, func(h *Hold) bool { return s.tookHolder(h) && !h.proven(run.Offers) })
+		return slices.ContainsFunc(holds, func(h *Hold) bool { return s.tookHolder(h, run.Offers) && !h.proven(run.Offers) })
 	}
 	holds = slices.Clone(holds)
 	slices.SortStableFunc(holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
-	return slices.ContainsFunc(holds[:len(holds)-1], func(h *Hold) bool {
-		return h.Return <= s.To+s.grantDelay(run.TTL) && !h.proven(run.Offers)
+	last := holds[len(holds)-1]
+	return slices.ContainsFunc(holds, func(h *Hold) bool {
+		return (h != last || h.from < h.Return) && h.from <= s.To+s.grantDelay(run.TTL) && !h.proven(run.Offers)
 	})
 }
 
 // tookHolder reports whether an eviction deleted the entry of a hold that may have held the lock
 // then: the first of the line, or one that can hold the lock beside others.
-func (s *Strike) tookHolder(h *Hold) bool {
-	return h.Token == s.Took[0] || h.Mode != history.Exclusive && slices.Contains(s.Took, h.Token)
+func (s *Strike) tookHolder(h *Hold, offers history.Offers) bool {
+	return orderOf(h.Token, offers) == orderOf(s.Took[0], offers) || h.Mode != history.Exclusive && slices.Contains(s.Took, h.Token)
 }
 
 // grantDelay is how long after the healing of a strike a hold may be granted at the latest if the
@@ -536,7 +540,9 @@ func (s *Strike) grantDelay(ttl int64) int64 {
 
 // proven reports whether the release has shown that the hold had lasted until then, so that no
 // fault had ended it.
-func (h *Hold) proven(offers history.Offers) bool { return offers.Proof && h.Outcome == history.OK }
+func (h *Hold) proven(offers history.Offers) bool {
+	return offers.Proof && h.Outcome == history.OK && !h.unproven
+}
 
 // checkAmount reports a history that proves nothing.
 func (j *judge) checkAmount() {
