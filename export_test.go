@@ -38,6 +38,13 @@ type Tenure = tenure
 
 func (h *Hold) Tenure() *Tenure { return h.tenure }
 
+// StopLingerTimer stops the timer of a tenure that was kept, and reports whether it was running.
+func (t *Tenure) StopLingerTimer() bool {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	return t.lingerTimer.Stop()
+}
+
 // With is [Mutex.With] for a Locker.
 func (l Locker) With(opts LockOptions) Locker {
 	l.l.opts = opts

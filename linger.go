@@ -16,7 +16,8 @@ import (
 //
 //   - when the store reports that another client waits behind the entry; a lost report costs that client at
 //     most the rest of the linger time
-//   - when the linger time has passed since the store admitted the entry; turns do not extend it
+//   - when the linger time has passed since the store admitted the entry; turns do not extend it, and suspend
+//     counts, although the timer stands still meanwhile
 //   - when its turns are used up
 //   - when the renewal of the session is overdue; and it ends with the session and with the client
 //   - when a place of the client cannot use it: a reader, a slot, one of a [set], one with an owner of its own
@@ -27,7 +28,7 @@ import (
 // mayLingerLocked reports whether the tenure may be kept now, or taken if it is kept.
 func (t *tenure) mayLingerLocked() bool {
 	return t.lingers() && !t.pinned && !t.waitersBehind && !t.over && t.turn+1 < t.queue.client.opts.Turns &&
-		!t.lingerOver && t.session.Healthy()
+		t.session.Healthy() && bootclock.Now().Before(t.lingerUntil)
 }
 
 // lingers reports whether the tenure may be kept at all.
@@ -43,14 +44,9 @@ func (t *tenure) keepLocked() bool {
 		return false
 	}
 	if t.lingerTimer == nil {
-		left := t.lingerUntil.Sub(bootclock.Now())
-		if left <= 0 {
-			return false
-		}
-		t.lingerTimer = time.AfterFunc(left, func() {
+		t.lingerTimer = time.AfterFunc(t.lingerUntil.Sub(bootclock.Now()), func() {
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			t.lingerOver = true
 			if q.kept == t {
 				q.giveUpKeptLocked()
 			}

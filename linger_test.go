@@ -137,6 +137,69 @@ func TestLinger_endsAbsolutely(t *testing.T) {
 	}
 }
 
+// The linger time goes on while the machine is suspended. Timers do not.
+// Promise: P4
+func TestLinger_suspendCounts(t *testing.T) {
+	short := func(o *stile.Options) { o.Linger = overdueAfter / 4 }
+	t.Run("kept", func(t *testing.T) {
+		scenario(t, func(t *testing.T, w *testEnv) {
+			ann := w.client("ann", short)
+			first := lock(t, ann, "a")
+			release(t, first)
+			bootclock.PretendSuspend(overdueAfter / 2)
+			h := lock(t, ann, "a")
+			if h.Token()>>store.TurnBits == first.Token()>>store.TurnBits {
+				t.Errorf("got tokens %d and %d of one entry, after the linger time", first.Token(), h.Token())
+			}
+			release(t, h)
+		})
+	})
+	t.Run("held", func(t *testing.T) {
+		scenario(t, func(t *testing.T, w *testEnv) {
+			h := lock(t, w.client("ann", short), "a")
+			bootclock.PretendSuspend(overdueAfter / 2)
+			release(t, h)
+			w.expectLine("a")
+		})
+	})
+}
+
+// Whatever ends a kept tenure stops its timer, which would hold on to it for the linger time.
+func TestLinger_timerEndsWithTheTenure(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, w *testEnv, ann *stile.Client){
+		"another client waits": func(t *testing.T, w *testEnv, _ *stile.Client) { release(t, lock(t, w.client("bob"), "a")) },
+		"the entry is broken":  func(_ *testing.T, w *testEnv, _ *stile.Client) { w.evict("a", "ann") },
+		"the session expires":  func(_ *testing.T, w *testEnv, _ *stile.Client) { w.store.Expire(w.session("ann")) },
+		"the client is closed": func(t *testing.T, _ *testEnv, ann *stile.Client) { _ = ann.Close(t.Context()) },
+		"the last turn": func(t *testing.T, _ *testEnv, ann *stile.Client) {
+			for range 2 {
+				release(t, lock(t, ann, "a"))
+			}
+		},
+		"a place that cannot use it": func(t *testing.T, _ *testEnv, ann *stile.Client) {
+			_ = ann.RWMutex("a").RDo(t.Context(), func(context.Context, *stile.Hold) error { return nil })
+		},
+		"a hold that is lost": func(t *testing.T, w *testEnv, ann *stile.Client) {
+			h := lock(t, ann, "a")
+			w.evict("a", "ann")
+			<-h.Lost()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ann := w.client("ann", lingering, func(o *stile.Options) { o.Turns = 3 })
+				h := lock(t, ann, "a")
+				release(t, h)
+				end(t, w, ann)
+				synctest.Wait()
+				if h.Tenure().StopLingerTimer() {
+					t.Error("the timer was still running")
+				}
+			})
+		})
+	}
+}
+
 // When the turns are used up, the entry is withdrawn.
 func TestLinger_endsWithTheTurns(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {

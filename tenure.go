@@ -62,7 +62,6 @@ type tenure struct {
 
 	lingerUntil bootclock.Instant // the tenure is not kept any longer; set with isAdmitted, if it lingers
 	lingerTimer *time.Timer       // gives it up then; nil until it is kept first
-	lingerOver  bool              // the timer has fired
 
 	onContended []func() // called when contended becomes true
 	watching    bool     // the store was asked to report waiters behind the entry

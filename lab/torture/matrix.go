@@ -31,7 +31,11 @@ type row struct {
 	faults           string // empty means all
 	// shipped runs ZooKeeper with the ticks that it ships with.
 	shipped bool
+	linger  bool // clients keep locks for lingerTime
 }
+
+// lingerTime is Options.Linger in the runs with kept locks.
+const lingerTime = time.Second
 
 // rows returns the rows that `make torture` runs: Stile on all of its stores with the hot lock, its
 // other workloads where they differ most, and the peers.
@@ -51,6 +55,9 @@ func rows() []row {
 		{target: "stile@etcd3", workload: workload.Churn},
 		{target: "stile@redis", workload: workload.Storm},
 		{target: "stile@zk3", workload: workload.Storm},
+		{target: "stile@etcd3", workload: workload.Hot, linger: true},
+		{target: "stile@redis", workload: workload.Hot, linger: true},
+		{target: "stile@zk3", workload: workload.Hot, linger: true},
 		{target: "stile@etcd", workload: workload.Command},
 		// The rule against overtaking matters most without faults.
 		{target: "stile@etcd3", workload: workload.Hot, faults: "none"},
@@ -87,7 +94,7 @@ func rows() []row {
 }
 
 // String returns the name of the row: "stile@etcd3-hot", "stile@etcd3-hot-none" without faults,
-// "stile@zk3-hot-shipped" with ZooKeeper's ticks as shipped.
+// "stile@zk3-hot-shipped" with ZooKeeper's ticks as shipped, "stile@redis-hot-linger" with kept locks.
 func (r row) String() string {
 	name := r.target + "-" + r.workload
 	if r.faults != "" {
@@ -95,6 +102,9 @@ func (r row) String() string {
 	}
 	if r.shipped {
 		name += "-shipped"
+	}
+	if r.linger {
+		name += "-linger"
 	}
 	return name
 }
@@ -200,6 +210,9 @@ func (m *matrix) runRow(ctx context.Context, r row, seed uint) error {
 	if r.shipped {
 		f.shipped, f.ttl = true, 8*time.Second
 	}
+	if r.linger {
+		f.linger = lingerTime
+	}
 	hash, err := trial.ProgramsIn(m.programDir).Hash(r.workload)
 	if err != nil {
 		return err
@@ -277,8 +290,11 @@ func (m *matrix) writeTable(w io.Writer) error {
 		if r.shipped {
 			sum.Run.Target += ", shipped"
 		}
+		if r.linger {
+			sum.Run.Target += ", linger"
+		}
 		sums = append(sums, sum)
-		if strings.HasPrefix(r.target, "stile@") && r.workload == workload.Hot && r.faults == "" {
+		if strings.HasPrefix(r.target, "stile@") && r.workload == workload.Hot && r.faults == "" && !r.linger {
 			hot = append(hot, sum)
 		}
 	}

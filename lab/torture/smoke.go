@@ -33,7 +33,7 @@ func newSmoke() *cobra.Command {
 		Use:   "smoke",
 		Short: "Catch every mutant, and run Stile itself under faults for a short time",
 		Long: `Smoke runs every mutant of Stile until the harness catches it. It also runs Stile itself for a short time: on one etcd and on
-three with faults, and on three without; and each of the workloads with more than one exclusive lock once.
+three with faults, and on three without; each of the workloads with more than one exclusive lock once; and with kept locks.
 
 It ends with the rules that Stile broke and a summary. It exits with 0 if every mutant was caught and Stile broke no rule.`,
 		Args: cobra.NoArgs,
@@ -104,6 +104,7 @@ func runStile(ctx context.Context, out string, duration time.Duration) ([]judged
 		{target: "stile@etcd3", workload: workload.Batches, faults: "leader-kill,holder-deaf"},
 		{target: "stile@etcd3", workload: workload.Election, faults: "leader-kill,holder-pause"},
 		{target: "stile@etcd", workload: workload.Sets, faults: "holder-kill,evict"},
+		{target: "stile@redis", faults: "holder-pause,restart-empty,evict", linger: lingerTime},
 	} {
 		f.workload = cmp.Or(f.workload, workload.Hot)
 		f.duration, f.ttl, f.workers, f.seed = duration, 2*time.Second, 6, 1
@@ -111,6 +112,9 @@ func runStile(ctx context.Context, out string, duration time.Duration) ([]judged
 		if f.faults == "none" {
 			f.out += "-none"
 			f.ttl = fairTTL
+		}
+		if f.linger > 0 {
+			f.out += "-linger"
 		}
 		v, err := f.runSubprocess(ctx)
 		if err != nil {

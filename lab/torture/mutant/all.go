@@ -449,11 +449,11 @@ func All() []Mutant {
 		},
 		{
 			Name:   "turn-after-deadline",
-			Breaks: "a kept lock is locked again only before its deadline: here the loss of the session ends only locks that are held",
+			Breaks: "a kept lock is locked again only before its deadline: here also afterwards, because the loss of its session does not end it",
 			Edits: []Edit{
-				{"linger.go", "!t.lingerOver && t.session.Healthy()", "!t.lingerOver"},
+				{"linger.go", "t.session.Healthy() && bootclock", "bootclock"},
 				{"tenure.go", "	t.awaitPendingLoss()\n	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {", "	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {"},
-				{"tenure.go", "	if t.over {\n		q.mu.Unlock()\n		return\n", "	if t.over || q.kept == t {\n		q.mu.Unlock()\n		return\n"},
+				{"tenure.go", "{ t.lose(lost.Reason, lost.Err) }", "{ _ = lost }"},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "holder-cut", Linger: time.Hour,
 			CaughtBy: []string{verdict.RuleExpired},
@@ -462,9 +462,21 @@ func All() []Mutant {
 			Name:   "kept-after-loss",
 			Breaks: "an entry that is gone is not used again: here the loss ends the hold, and the client keeps the entry",
 			Edits: []Edit{
-				{"tenure.go", "	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}\n	kept := q.kept == t\n	if kept {\n		q.kept = nil\n	}\n	t.stopTimersLocked()\n", "	kept := false\n"},
-				{"tenure.go", "	for _, h := range delivered {\n		q.leaveLocked(h.place)\n	}\n", "	for _, h := range delivered {\n		q.leaveLocked(h.place)\n	}\n	t.holds = nil\n	if reason == keeper.Evicted {\n		q.kept = t\n	}\n"},
-				{"tenure.go", "	for _, h := range delivered {\n		q.client.unref(q)\n", "	for _, h := range delivered {\n		if reason != keeper.Evicted {\n			q.client.unref(q)\n		}\n"},
+				{
+					"tenure.go",
+					"	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}\n	kept := q.kept == t\n",
+					"	again := t.prepared && reason == keeper.Evicted\n	t.over, t.loss = !again, &keeper.LostError{Reason: reason, Err: cause}\n	kept := q.kept == t && !again\n",
+				},
+				{
+					"tenure.go",
+					"	for _, h := range delivered {\n		q.leaveLocked(h.place)\n	}\n",
+					"	for _, h := range delivered {\n		q.leaveLocked(h.place)\n	}\n	t.holds = nil\n	if again {\n		q.kept = t\n	}\n",
+				},
+				{
+					"tenure.go",
+					"	for _, h := range delivered {\n		q.client.unref(q)\n",
+					"	for _, h := range delivered {\n		if !again {\n			q.client.unref(q)\n		}\n",
+				},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "evict", Linger: time.Hour,
 			CaughtBy: []string{verdict.RuleLostEntry},
