@@ -403,6 +403,28 @@ func TestPage_showsLines(t *testing.T) {
 }
 
 // Names are hostile input. Each comes back exactly, by its key.
+// A client may keep a lock that it has released. The page says that it may, before and after the release.
+func TestPage_keptLock(t *testing.T) {
+	t.Parallel()
+	w := start(t, nil)
+	c, err := stile.New(w.st, &stile.Options{TTL: ttl, Linger: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	for range 2 {
+		h := w.lock(c, "a")
+		for _, do := range []func(context.Context) error{func(context.Context) error { return nil }, h.Release} {
+			if err := do(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.awaitLines(1); !got.Lines[0].Holders[0].Owner.Lingers {
+				t.Errorf("got the line %+v, want one that may be kept", got.Lines[0])
+			}
+		}
+	}
+}
+
 func TestPage_hostileNames(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)

@@ -197,6 +197,7 @@ type ownerDoc struct {
 	Obtained time.Time         `json:"obtained,omitzero" doc:"When it was admitted, by the owner's clock."`
 	Waits    []ownerWaitDoc    `json:"waits,omitempty" nullable:"false" doc:"Other locks that the owner has been waiting for while it holds this one."`
 	Under    []heldDoc         `json:"under,omitempty" nullable:"false" doc:"Locks under which the owner's process runs."`
+	Lingers  bool              `json:"lingers,omitempty" doc:"The owner may have released the lock and only keep it, until another client wants it."`
 }
 
 type ownerWaitDoc struct {

@@ -1,11 +1,13 @@
 package browsertest
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
@@ -37,6 +39,22 @@ func TestLines_showWhatTheStoreHas(t *testing.T) {
 	page.await(row("pool") + ".querySelector('.use').innerText === '2 of 3 slots'")
 	page.awaitText("#summary", "3 locks · 3 held · 1 waited for, by 2 waiters")
 	page.awaitText("#store", "redis://"+w.redis.Addr())
+}
+
+// A client may have released a lock that it keeps. The page says so.
+func TestLines_keptLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	c, err := stile.New(w.st, &stile.Options{TTL: ttl, Linger: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	w.release(w.lock(c, "kept"))
+	w.lock(w.host("ci-1"), "held")
+	page := w.open("")
+	page.await(row("kept") + "?.querySelector('.use').innerText === 'held or kept'")
+	page.await(row("held") + "?.querySelector('.use').innerText === 'held'")
 }
 
 // At a hand-over the waiter's own element becomes that of the holder, and moves to its place. A lock that

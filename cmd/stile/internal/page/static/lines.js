@@ -155,7 +155,8 @@ export function useOf(line) {
 	const slots = mode.startsWith("slot/") ? +mode.slice(5) : 0;
 	if (slots) return `${line.holders.length} of ${line.limit > 0 && line.limit < slots ? line.limit : slots} slots`;
 	if (mode === "shared" && line.holders.length) return plural(line.holders.length, "reader");
-	return line.holders.length ? "held" : "free";
+	if (!line.holders.length) return "free";
+	return line.holders[0].owner?.lingers ? "held or kept" : "held"; // which of them, only the owner knows
 }
 
 function fill(row, line) {
