@@ -36,7 +36,11 @@ func newList() *cobra.Command {
 			}
 			fmt.Fprintln(w, "MUTANTS")
 			for _, m := range mutant.All() {
-				fmt.Fprintf(w, "  stile+%s@%s\tbreaks %s\n", m.Name, m.Cluster, m.Breaks)
+				target := fmt.Sprintf("stile+%s@%s", m.Name, m.Cluster)
+				if m.Package != "" {
+					target = m.Name + " (" + m.Package + ")"
+				}
+				fmt.Fprintf(w, "  %s\tbreaks %s\n", target, m.Breaks)
 			}
 			return w.Flush()
 		},

@@ -186,6 +186,10 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, detai
 		return false, "", err
 	}
 	defer os.RemoveAll(programDir)
+	if m.Package != "" {
+		caught, err := trial.RunTests(ctx, m, programDir)
+		return caught, fmt.Sprintf("breaks %s; tests: %s in %s", m.Breaks, m.Tests, m.Package), err
+	}
 	target := trial.Target{Locker: "stile", Mutant: m.Name, Cluster: m.Cluster}
 	if _, err := trial.Build(ctx, target, m.Workload, programDir); err != nil {
 		return false, "", err

@@ -483,6 +483,19 @@ func All() []Mutant {
 			Cluster: "etcd", Workload: "hot", Faults: "evict", Linger: time.Hour,
 			CaughtBy: []string{verdict.RuleLostEntry},
 		},
+		// The servers of a run are on nodes of their own, and no session is tethered across machines.
+		{
+			Name:    "tether-of-the-living",
+			Breaks:  "a tethered session ends when its process is dead: here when its connection is closed",
+			Edits:   []Edit{{"cmd/stile/internal/tether/tether_linux.go", "!awaitRelease(conn) || !s.awaitDeath(process)", "!awaitRelease(conn)"}},
+			Package: "cmd/stile/internal/tether", Tests: "TestServer_connectionClosed",
+		},
+		{
+			Name:    "tether-of-the-fork",
+			Breaks:  "a tethered session ends when no process has its connection: here although a fork has",
+			Edits:   []Edit{{"cmd/stile/internal/tether/tether_linux.go", "!awaitRelease(conn) || !s.awaitDeath(process)", "!s.awaitDeath(process)"}},
+			Package: "cmd/stile/internal/tether", Tests: "TestServer_connectionInherited",
+		},
 		{
 			Name:   "turn-keeps-token",
 			Breaks: "each turn has a larger token: here all turns of an entry have the same one",

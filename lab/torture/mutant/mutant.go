@@ -30,6 +30,9 @@ type Mutant struct {
 	// CaughtBy are the names of the rules of package verdict that catch it: at least one of them
 	// must be found broken.
 	CaughtBy []string
+	// Package and Tests are set, and Cluster to CaughtBy are not, if a run cannot show the bug: tests of this
+	// package, whose names match Tests, catch it. The package is a folder of the repository.
+	Package, Tests string
 }
 
 // Edit replaces a text that occurs exactly once in a file.

@@ -45,11 +45,10 @@ func (p Programs) Hash(load string) (string, error) {
 // Build builds the programs for a trial into dir, with the edits of the target's mutant if it has
 // one. The working directory must be inside the repository.
 func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
-	lab, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}", "github.com/stilelock/stile/lab")
+	root, err := rootDir(ctx)
 	if err != nil {
 		return Programs{}, err
 	}
-	root := filepath.Dir(lab)
 	var flags []string
 	if t.Mutant != "" {
 		m, err := mutant.ByName(t.Mutant)
@@ -63,7 +62,7 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 		flags = append(flags, "-overlay", overlay)
 	}
 	p := ProgramsIn(dir)
-	if err := build(ctx, lab, p.Worker, "./torture/worker", flags); err != nil {
+	if err := build(ctx, filepath.Join(root, "lab"), p.Worker, "./torture/worker", flags); err != nil {
 		return Programs{}, err
 	}
 	if workload.RunsStile(load) {
@@ -72,6 +71,36 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 		}
 	}
 	return p, nil
+}
+
+// rootDir returns the directory of the repository.
+func rootDir(ctx context.Context) (string, error) {
+	lab, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}", "github.com/stilelock/stile/lab")
+	return filepath.Dir(lab), err
+}
+
+// RunTests runs the tests that are to catch a mutant, with its edits, and reports whether one of them fails. dir
+// is for temporary files. The working directory must be inside the repository.
+func RunTests(ctx context.Context, m mutant.Mutant, dir string) (failed bool, err error) {
+	root, err := rootDir(ctx)
+	if err != nil {
+		return false, err
+	}
+	overlay, err := m.Overlay(root, dir)
+	if err != nil {
+		return false, err
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-C", filepath.Join(root, m.Package), "-buildvcs=false", "-count=1",
+		"-overlay", overlay, "-run", m.Tests, "-v", ".")
+	out, err := cmd.CombinedOutput()
+	switch {
+	case strings.Contains(string(out), "--- FAIL: "):
+		return true, nil
+	case err == nil && strings.Contains(string(out), "--- PASS: "):
+		return false, nil
+	default:
+		return false, fmt.Errorf("go test of %s for %s: %w: %s", m.Package, m.Tests, err, out)
+	}
 }
 
 func build(ctx context.Context, in, out, pkg string, flags []string) error {
