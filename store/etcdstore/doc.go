@@ -75,8 +75,9 @@
 //
 // A transaction that adds an entry compares the revision of the epoch key with the one that the
 // session knows, and does nothing if they differ. If the outcome of an attempt stays unknown, the
-// session writes the epoch key before it discards the entry. As long as every attempt is answered,
-// the epoch key does not exist.
+// session writes the epoch key, and then deletes the entry if it is there. As long as every attempt is
+// answered, the epoch key does not exist. A write also voids the attempts of other calls, which are
+// repeated. So calls that fail at the same time share a write, and between two writes is a pause.
 //
 // # Batches
 //
