@@ -43,7 +43,7 @@ func ordersOf(t *testing.T, st store.Store, name string) (orders []uint64) {
 }
 
 // The hook gets the end of a hold that is released in the background once, and not before the store has removed
-// its entry. Close waits for the release, which is no failure then.
+// its entry. Close waits for the release, which succeeds.
 // Promise: P5
 func TestReleaseInBackground_onServers(t *testing.T) {
 	for _, b := range backends {
