@@ -124,7 +124,7 @@ func (se *session) voidAttempts() error {
 }
 
 // writeEpochs writes the epoch key as long as calls wait for that. Between two writes is a pause, in which joins
-// are not voided: of the store's epochPause, or on a slow cluster of four times what the write took.
+// are not voided; see pauseAfterEpoch.
 func (se *session) writeEpochs() {
 	s, life := &se.epochWrites, se.life.Context()
 	for life.Err() == nil {
@@ -138,8 +138,14 @@ func (se *session) writeEpochs() {
 		start := time.Now()
 		w.err = se.writeEpoch(life, w.calls)
 		close(w.done)
-		attempts.Sleep(life, max(se.store.times.epochPause, 4*time.Since(start)))
+		attempts.Sleep(life, se.store.times.pauseAfterEpoch(time.Since(start)))
 	}
+}
+
+// pauseAfterEpoch returns the pause after a write of the epoch key. A write that took long has waited for an
+// outage to end: then [attempts.MaxTimeout] is enough, and an attempt in flight is voided soon.
+func (t times) pauseAfterEpoch(took time.Duration) time.Duration {
+	return max(t.epochPause, min(4*took, attempts.MaxTimeout))
 }
 
 // writeEpoch writes the epoch key for a number of calls, unless the servers refuse that.

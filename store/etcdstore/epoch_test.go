@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -190,6 +191,20 @@ func TestEpoch_pauseBetweenWrites(t *testing.T) {
 	enqueue(t, se, newName(t)).withdraw(t)
 	if n := c.epochWrites(); n != 1 {
 		t.Errorf("the epoch key was written %d times, want once before the pause is over", n)
+	}
+}
+
+// The pause lets joins succeed, on a slow cluster too, and does not grow with the length of an outage.
+func TestEpoch_lengthOfPause(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{
+		time.Millisecond:       100 * time.Millisecond,
+		100 * time.Millisecond: 400 * time.Millisecond,
+		time.Hour:              5 * time.Second,
+	} {
+		if got := etcdstore.PauseAfterEpoch(took); got != want {
+			t.Errorf("after a write of %v: got a pause of %v, want %v", took, got, want)
+		}
 	}
 }
 

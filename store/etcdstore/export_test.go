@@ -198,6 +198,9 @@ func (s *Store) KeysWatched() (n int, running bool) {
 	return len(s.heldKeys.entries), s.heldKeys.running
 }
 
+// PauseAfterEpoch returns the pause after a write of the epoch key that took so long, with the times of New.
+func PauseAfterEpoch(took time.Duration) time.Duration { return defaultTimes.pauseAfterEpoch(took) }
+
 // CallsForNextEpoch returns how many calls wait for a write of a session's epoch key that has not been sent.
 func CallsForNextEpoch(s store.Session) int {
 	w := &s.(*session).epochWrites
