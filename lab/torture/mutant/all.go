@@ -197,9 +197,9 @@ func All() []Mutant {
 			Name:   "reader-beside-writer",
 			Breaks: "readers and writers exclude each other: here a reader is admitted beside a writer",
 			Edits: []Edit{{
-				"line/mode.go",
-				"return m.kind != exclusive && m.kind == other.kind",
-				"return m.kind == shared && other.kind != slot || m.kind == slot && other.kind == slot",
+				"line/line.go",
+				"return c.all - c.shared\n",
+				"return c.slots\n",
 			}},
 			Cluster: "etcd", Workload: "read-write", Faults: "none",
 			CaughtBy: []string{verdict.RuleReaderBesideWriter},
@@ -241,8 +241,8 @@ func All() []Mutant {
 			Breaks: "a semaphore of n slots has at most n holders: here one more is admitted",
 			Edits: []Edit{{
 				"line/line.go",
-				"if slots > 0 && beside >= slots {",
-				"if slots > 0 && beside > slots {",
+				"max(0, c.slots-n+1)",
+				"max(0, c.slots-n)",
 			}},
 			Cluster: "etcd", Workload: "semaphore", Faults: "none",
 			CaughtBy: []string{verdict.RuleTooMany},
