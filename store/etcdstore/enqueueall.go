@@ -231,8 +231,8 @@ func (set entrySet) each(find func(int, *entry) (a insertion, there bool, err er
 	return all, nil
 }
 
-// abort deletes the entries and voids the attempts that are still in flight, if any. It returns when that is
-// done, or when ctx ends; then it continues in the background.
+// abort deletes the entries and voids the attempts that are still in flight, if any. It returns when the entries
+// that are there were deleted, or when ctx ends, and continues in the background.
 func (set entrySet) abort(ctx context.Context) {
 	se := set[0].session
 	names := make([]string, 0, len(set))
@@ -243,13 +243,15 @@ func (set entrySet) abort(ctx context.Context) {
 	}
 	done := make(chan struct{})
 	se.life.Start(func() {
-		defer close(done)
 		a := abandoned{names: strings.Join(names, ", "), deletes: deletes}
-		if set[0].inDoubt.Load() {
-			se.abortInsert(a)
-		} else {
+		if !set[0].inDoubt.Load() {
 			se.deleteInserted(a)
+			close(done)
+			return
 		}
+		_ = se.deleteOnce(se.life.Context(), a)
+		close(done)
+		se.abortInsert(a)
 	})
 	select {
 	case <-done:

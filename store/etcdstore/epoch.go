@@ -25,7 +25,7 @@ import (
 // each failed call wrote it, a client whose contexts end often would hardly ever get a lock. So the calls share
 // the writes, see [epochWrites], and an attempt that was answered, or was never sent, needs none.
 
-// abandoned is the entries that a failed call may have inserted, or that may yet be inserted.
+// abandoned describes the entries of a failed call. Each may be in its line, or may be inserted later.
 type abandoned struct {
 	names      string // of the locks, for messages
 	batched    bool   // there is one lock, so the deletion may be part of a batch
@@ -45,16 +45,12 @@ func (e *entry) abortEnqueue() { e.session.abortInsert(e.abandoned()) }
 func (e *entry) deleteInserted() { e.session.deleteInserted(e.abandoned()) }
 
 // abortInsert deletes entries, and makes sure that no attempt still in flight can insert them. It retries until
-// it succeeds or the session has ended, which has the same effect.
+// it succeeds. If the session ends first, the end of its lease removes the entries.
 func (se *session) abortInsert(a abandoned) {
 	life := se.life.Context()
-	_ = se.deleteOnce(life, a)
 	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
-		err := se.voidAttempts()
-		if errors.Is(err, rpctypes.ErrNoSpace) {
-			_ = se.deleteOnce(life, a) // attempts in flight fail now; the epoch key is written later
-		}
-		return err
+		_ = se.deleteOnce(life, a) // in each round: while writes are refused, an attempt may still be carried out
+		return se.voidAttempts()
 	})
 	se.deleteInserted(a)
 }
@@ -72,7 +68,8 @@ func (se *session) deleteInserted(a abandoned) {
 	})
 }
 
-// deleteOnce deletes entries, if they are there, unless the servers refuse that. It needs no space.
+// deleteOnce deletes the entries that are there. It fails if the servers refuse that, or ctx ends. A cluster that
+// is out of space still carries it out.
 func (se *session) deleteOnce(ctx context.Context, a abandoned) error {
 	t := txn{conditions: a.conditions, then: a.deletes}
 	if !a.batched {
@@ -87,9 +84,9 @@ func (se *session) deleteOnce(ctx context.Context, a abandoned) error {
 	})
 }
 
-// epochWrites is the writes of a session's epoch key. At most one is under way. A call that needs one while
-// another is under way shares the next one with all that come until that is sent: it may have abandoned its
-// attempt after the one under way was carried out.
+// epochWrites makes the writes of a session's epoch key. At most one is under way, and it does not help a call
+// that comes meanwhile: the call's attempt may have been sent after that write was carried out, and may name the
+// new epoch. All calls that come before the next write is sent share it.
 type epochWrites struct {
 	mu      sync.Mutex
 	next    *epochWrite // the one that will be sent next; nil if no call waits for it
@@ -161,7 +158,7 @@ func (se *session) writeEpoch(ctx context.Context, calls int) error {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		err = se.endExpired()
 	case se.life.Err() == nil:
-		se.store.logger.LogAttrs(ctx, slog.LevelWarn, "could not void the attempts of failed requests; retrying",
+		se.store.logger.LogAttrs(ctx, slog.LevelWarn, "could not make sure that failed requests have no effect; retrying, and deleting their entries if they join",
 			slog.Int("requests", calls), slog.Any("error", err))
 	}
 	return err
