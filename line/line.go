@@ -71,10 +71,10 @@ type counts struct {
 
 func (c *counts) add(m Mode) {
 	c.all++
-	switch m.kind {
-	case shared:
+	if m.kind == shared {
 		c.shared++
-	case slot:
+	}
+	if m.kind == slot {
 		if c.slots++; c.slots == 1 || m.slots < c.least {
 			c.least = m.slots
 		}
@@ -91,9 +91,9 @@ func (c *counts) blocking(m Mode) int {
 			n = min(n, c.least)
 		}
 		return c.all - c.slots + max(0, c.slots-n+1)
-	default:
-		return c.all
+	case exclusive:
 	}
+	return c.all
 }
 
 // SameKind reports whether entries of the modes a and b may be in the same line. Exclusive and shared

@@ -22,9 +22,9 @@ func (r renewal) operation(keep time.Duration) operation {
 	return operation{line: lines[0], others: lines[1:], op: "renew", args: append([]string{milliseconds(keep), r.store.flag(lines[0])}, ids...)}
 }
 
-// refused returns visits to the entries that were not renewed, because they are not alone any more, or the
+// notRenewed returns visits to the entries that were not renewed, because they are not alone any more, or the
 // server has refused the operation.
-func (r renewal) refused(all reply) (visits []visit) {
+func (r renewal) notRenewed(all reply) (visits []visit) {
 	done, err := all.AsIntSlice()
 	for i, e := range r.entries {
 		if all.err != nil || err != nil || i >= len(done) || done[i] != 1 {
