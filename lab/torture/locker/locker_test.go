@@ -15,6 +15,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/lab/torture/history"
 	"github.com/stilelock/stile/lab/torture/locker"
+	"github.com/stilelock/stile/store"
 )
 
 // A fixture is a locker's configuration and offers, and a way to take its locks away.
@@ -54,14 +55,14 @@ func (on *servers) fixtures() map[string]func(*testing.T) fixture {
 		"stile on etcd": func(*testing.T) fixture {
 			return fixture{
 				config:   locker.Config{Kind: "stile", URL: "etcd://" + on.etcd.Endpoint(), TTL: ttl},
-				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true, Sets: true},
+				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true, Sets: true, TurnBits: store.TurnBits},
 				takeAway: func(t *testing.T, name string) { deleteKeys(t, on.etcd, name) },
 			}
 		},
 		"stile on redlock": func(*testing.T) fixture {
 			return fixture{
 				config:   locker.Config{Kind: "stile", URL: "redlock://" + strings.Join(all, ","), TTL: ttl},
-				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true},
+				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, TurnBits: store.TurnBits},
 				takeAway: func(t *testing.T, name string) { del(t, name, on.redises...) },
 			}
 		},
