@@ -483,3 +483,41 @@ func TestShare(t *testing.T) {
 		t.Error("got no error for a locker that is not Stile's")
 	}
 }
+
+// A locker with a linger time keeps locks, and says so: the verdict must not take a release for a proof.
+func TestOpen_linger(t *testing.T) {
+	server := testservers.StartRedis(t)
+	c := locker.Config{Kind: "stile", URL: "redis://" + server.Addr(), TTL: time.Minute, Linger: time.Hour}
+	first, err := locker.Open(t.Context(), c, "w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := locker.Share(first, c, "w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range []locker.Locker{first, second} {
+		if !l.Offers().Keeps {
+			t.Errorf("locker %d: got offers %+v, want Keeps", i, l.Offers())
+		}
+		var tokens []uint64
+		for range 2 {
+			h, err := l.Lock(t.Context(), "kept")
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens = append(tokens, h.Token())
+			if err := h.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if tokens[1] != tokens[0]+1 {
+			t.Errorf("locker %d: got tokens %d, want two turns of one entry", i, tokens)
+		}
+	}
+	for _, l := range []locker.Locker{second, first} {
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
