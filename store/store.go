@@ -363,10 +363,45 @@ type Capabilities struct {
 	// the first [MaxRecordBytes] + 1 bytes. Record is nil if the store keeps no records; otherwise tickets
 	// have SetRecord.
 	Record func(ctx context.Context, name string) ([]byte, error)
+	// Follow is Watch with the lines themselves: it calls changed first with all lines whose name begins with
+	// prefix, and then with each state that one of them gets into, in the order of the states. Nothing is read
+	// for a change, and a change that is undone at once is reported too.
+	//
+	// States are left out in three cases only. While changed has not returned, further states are kept for it;
+	// if these become too many, they are replaced by one call with all lines. A line with more than
+	// [MaxFollowed] entries is reported at most ten times a second. And after an outage, or if the store no
+	// longer has the changes, all lines are read again. In each case a call with the newest states follows.
+	//
+	// Follow returns when ctx ends, with an error matching ctx.Err(), or when the store cannot follow at all,
+	// for example for lack of permission. Other failures are reported in [Changes.Err], and it recovers from them
+	// by itself. The goroutine that calls Follow makes all calls of changed. changed may block and call the store.
+	//
+	// Follow is nil if the store reports only that a line may have changed.
+	Follow func(ctx context.Context, prefix string, changed func(Changes)) error
 	// MinTTL and MaxTTL are the limits of a session's TTL. A store that learns its limits from the
 	// server returns the widest ones here, and the server's in the error of Open. A client of the
 	// root package also has its own maximum, stile.MaxTTL.
 	MinTTL, MaxTTL time.Duration
+}
+
+// MaxFollowed is the number of entries up to which [Capabilities.Follow] reports each state of a line.
+const MaxFollowed = 128
+
+// Changes is what [Capabilities.Follow] reports: the lines that have changed in one step of the store, all
+// lines, or an error.
+type Changes struct {
+	// Lines are the lines after the step, sorted by name, each once. A line without entries is empty now. If All
+	// is set, they are all lines with entries. [Entry.Remaining] is zero in all of them, because a renewal is no
+	// change. The receiver may keep the lines, but must not modify them.
+	Lines []Line
+	// All is set if Lines are all lines with entries, in the first call and after some states were left out. A
+	// name with the prefix that is not in Lines has no entries then.
+	All bool
+	// At is when the store received the change, or began to read all lines.
+	At time.Time
+	// Err is set if the store could not be read for seconds: the lines may have changed unnoticed. Then Lines is
+	// empty, and the next call without an error has All set.
+	Err error
 }
 
 // A Line is the line of one name at one moment.

@@ -17,16 +17,17 @@ import (
 // Store is a [store.Store] in memory. It is safe for concurrent use. Make one with [New]; the zero
 // value cannot be used. It has no connections and no Close method.
 type Store struct {
-	mu       sync.Mutex
-	faults   func(Call) Fault
-	sessions map[string]*session
-	lines    map[string][]*entry // in order; no empty lines
-	markers  map[string][]*entry // by line name: the entries that have left a marker
-	limits   map[string]int      // by line name: the operator's limits of slots
-	records  map[string][]byte   // by line name
-	watches  map[*watch]struct{}
-	order    uint64
-	opened   int
+	mu        sync.Mutex
+	faults    func(Call) Fault
+	sessions  map[string]*session
+	lines     map[string][]*entry // in order; no empty lines
+	markers   map[string][]*entry // by line name: the entries that have left a marker
+	limits    map[string]int      // by line name: the operator's limits of slots
+	records   map[string][]byte   // by line name
+	watches   map[*watch]struct{}
+	followers map[*follower]struct{}
+	order     uint64
+	opened    int
 }
 
 var _ store.Store = (*Store)(nil)
@@ -34,12 +35,13 @@ var _ store.Store = (*Store)(nil)
 // New returns an empty store without faults.
 func New() *Store {
 	return &Store{
-		sessions: make(map[string]*session),
-		lines:    make(map[string][]*entry),
-		markers:  make(map[string][]*entry),
-		limits:   make(map[string]int),
-		records:  make(map[string][]byte),
-		watches:  make(map[*watch]struct{}),
+		sessions:  make(map[string]*session),
+		lines:     make(map[string][]*entry),
+		markers:   make(map[string][]*entry),
+		limits:    make(map[string]int),
+		records:   make(map[string][]byte),
+		watches:   make(map[*watch]struct{}),
+		followers: make(map[*follower]struct{}),
 	}
 }
 
@@ -55,7 +57,7 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
 		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
-		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll, Record: s.record,
+		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll, Record: s.record, Follow: s.follow,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

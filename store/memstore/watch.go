@@ -39,7 +39,7 @@ func (s *Store) unwatch(w *watch) {
 	delete(s.watches, w)
 }
 
-// changedLocked notifies the watches of a line, now or after the delay of a fault on [Notify].
+// changedLocked notifies the watches and followers of a line, now or after the delay of a fault on [Notify].
 func (s *Store) changedLocked(name string) {
 	for w := range s.watches {
 		if !strings.HasPrefix(name, w.prefix) {
@@ -50,5 +50,10 @@ func (s *Store) changedLocked(name string) {
 			continue
 		}
 		w.notify(name)
+	}
+	for f := range s.followers {
+		if strings.HasPrefix(name, f.prefix) {
+			f.changedLocked(name, s.faultLocked(Call{Op: Notify, Name: name}).Delay)
+		}
 	}
 }

@@ -63,6 +63,17 @@ func (r *renamed) Capabilities() store.Capabilities {
 	if inner.Record != nil {
 		c.Record = func(ctx context.Context, name string) ([]byte, error) { return inner.Record(ctx, r.prefix+name) }
 	}
+	if inner.Follow != nil {
+		c.Follow = func(ctx context.Context, prefix string, changed func(store.Changes)) error {
+			return inner.Follow(ctx, r.prefix+prefix, func(ch store.Changes) {
+				ch.Lines = slices.Clone(ch.Lines)
+				for i := range ch.Lines {
+					ch.Lines[i].Name = strings.TrimPrefix(ch.Lines[i].Name, r.prefix)
+				}
+				changed(ch)
+			})
+		}
+	}
 	return c
 }
 
