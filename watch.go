@@ -53,7 +53,7 @@ func (c *Client) WatchLine(ctx context.Context, name string) iter.Seq2[Line, err
 // changed.
 type Change struct {
 	// Lines are the lines that were read, sorted by name. Unless All is set, a line without holders
-	// and waiters is one that was found empty.
+	// and waiters is one that was found empty. They must not be modified if Exact is set.
 	Lines []Line `json:"lines"`
 	// All is true if all lines were read. A name with the prefix that is not in Lines has no holders
 	// and waiters then.
@@ -61,20 +61,34 @@ type Change struct {
 	// At is when the reading began. Each [Entry.Remaining] was true at that time or later, except that it
 	// may not show a renewal in the second before.
 	At time.Time `json:"at"`
+	// Exact is true if the store itself has reported the lines, as etcd does: Lines are then all that one step in the
+	// store has changed, unless All is set, and At is when this client received them. A client of another store
+	// reads the lines that may have changed, and may miss what was undone before. Remaining of an exact change is
+	// zero; [Client.Line] has it.
+	Exact bool `json:"exact"`
 }
 
 // WatchChanges is [Client.WatchLines] for watching many lines: it yields all of them at first, and
-// afterwards only those that may have changed. So what a change costs does not depend on the number
+// afterwards only those that have changed. So what a change costs does not depend on the number
 // of lines.
 //
-// All lines are read again when the store cannot tell which have changed, as after an outage, and every
+// On etcd and in memory it yields every state of every line, in order, and nothing is read for a change. Some states
+// are left out while the body of the loop is too slow, after an outage, and of a line with more than
+// [store.MaxFollowed] entries, which is yielded at most ten times a second. See [Change.Exact].
+//
+// On other stores the lines that may have changed are read, at most ten times a second. All lines are read again
+// when the store cannot tell which have changed, as after an outage, and every
 // ten seconds. If that takes long, it is done less often: the former readings take at most a tenth of
 // the time, but wait for at most 30 seconds, and the latter take at most a thousandth. Changes that the
-// store reports by name are not delayed by that. Redis and Redlock report neither entries that expire nor what other lockers do, and ZooKeeper
+// store reports by name are not delayed by that. Redis and Redlock report neither entries that expire nor what other
+// lockers do, and ZooKeeper
 // does not report a changed owner, so these stores say every few seconds that any line may have changed.
 //
 // After an error all lines are read, so the next Change makes up for what was missed.
 func (c *Client) WatchChanges(ctx context.Context, prefix string) iter.Seq2[Change, error] {
+	if c.caps.Follow != nil {
+		return c.followChanges(ctx, prefix)
+	}
 	return watch(ctx, c, prefix, store.CheckPrefix(prefix), true, func(ctx context.Context, names []string) (Change, error) {
 		at := time.Now()
 		if names == nil {
@@ -84,6 +98,47 @@ func (c *Client) WatchChanges(ctx context.Context, prefix string) iter.Seq2[Chan
 		lines, err := c.readLines(ctx, names)
 		return Change{Lines: lines, At: at}, err
 	})
+}
+
+// followChanges is WatchChanges on a store that reports the lines themselves.
+func (c *Client) followChanges(ctx context.Context, prefix string) iter.Seq2[Change, error] {
+	return func(yield func(Change, error) bool) {
+		if err := store.CheckPrefix(prefix); err != nil {
+			yield(Change{}, fmt.Errorf("stile: %w", err))
+			return
+		}
+		if err := c.check(); err != nil {
+			yield(Change{}, err)
+			return
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(c.life, cancel)()
+		left := false
+		err := c.caps.Follow(ctx, prefix, func(found store.Changes) {
+			if ctx.Err() != nil {
+				return
+			}
+			change, err := Change{All: found.All, At: found.At, Exact: true}, found.Err
+			if err != nil {
+				change, err = Change{}, fmt.Errorf("stile: watch %q: %w", prefix, err)
+			}
+			for _, l := range found.Lines {
+				change.Lines = append(change.Lines, lineOf(l))
+			}
+			if !yield(change, err) {
+				left = true
+				cancel()
+			}
+		})
+		switch closed := c.check(); {
+		case left:
+		case closed != nil:
+			yield(Change{}, closed)
+		case ctx.Err() == nil:
+			yield(Change{}, fmt.Errorf("stile: watch %q: %w", prefix, err))
+		}
+	}
 }
 
 // readLines reads the lines of the names, in their order.

@@ -187,22 +187,31 @@ func (c listedEntry) compare(other listedEntry) int {
 // and the keys that are not entries of any line.
 func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []listedEntry, strays []string) {
 	for _, kv := range kvs {
-		of, nonce, ok := k.parse(kv)
+		c, of, ok := k.listed(kv)
 		switch {
 		case !ok && !strings.Contains(strings.TrimPrefix(string(kv.Key), k.line(name)), "/"):
 			strays = append(strays, string(kv.Key))
 		case ok && of == name:
-			e := line.Entry{ID: string(kv.Key), Order: uint64(kv.CreateRevision)}
-			if nonce != "" {
-				v, _ := decode(kv.Value)
-				e.Mode = v.Mode
-			} else if isShared(kv.Value) { // keys without a nonce are made for exclusive entries
-				e.Mode = line.Shared
-			}
-			found = append(found, listedEntry{e, clientv3.LeaseID(kv.Lease), kv.Value})
+			found = append(found, c)
 		}
 	}
 	return found, strays
+}
+
+// listed returns the entry that a key is, and the name of its line.
+func (k keys) listed(kv *mvccpb.KeyValue) (c listedEntry, name string, ok bool) {
+	name, nonce, ok := k.parse(kv)
+	if !ok {
+		return listedEntry{}, "", false
+	}
+	e := line.Entry{ID: string(kv.Key), Order: uint64(kv.CreateRevision)}
+	if nonce != "" {
+		v, _ := decode(kv.Value)
+		e.Mode = v.Mode
+	} else if isShared(kv.Value) { // keys without a nonce are made for exclusive entries
+		e.Mode = line.Shared
+	}
+	return listedEntry{e, clientv3.LeaseID(kv.Lease), kv.Value}, name, true
 }
 
 func entries(cs []listedEntry) []line.Entry {

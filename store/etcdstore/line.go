@@ -36,6 +36,8 @@ type times struct {
 	// resyncInterval is how long the watch of [Store.Watch] may deliver no events before another replaces
 	// it, and how often a limit is read again: a watch may have stopped.
 	resyncInterval time.Duration
+	// verifyInterval is the minimum time between two comparisons of the lines that follow keeps with etcd's keys.
+	verifyInterval time.Duration
 	// retryDelay is how long the first attempt to delete an entry may take before another is made.
 	retryDelay time.Duration
 	// answerTimeout is how long in-flight attempts to delete an entry are awaited after another
@@ -55,6 +57,7 @@ var defaultTimes = times{
 	recheckInterval: 2 * time.Second,
 	watchTimeout:    2 * time.Second,
 	resyncInterval:  5 * time.Second,
+	verifyInterval:  10 * time.Second,
 	retryDelay:      attempts.MinTimeout,
 	answerTimeout:   attempts.MaxTimeout,
 	batchDelay:      5 * time.Millisecond,

@@ -85,23 +85,22 @@ func (s *Store) lineReads(name string) []clientv3.Op {
 func (k keys) buildLine(name string, kvs, limit []*mvccpb.KeyValue) (store.Line, []listedEntry) {
 	cs, strays := k.contenders(name, kvs)
 	slices.SortFunc(cs, listedEntry.compare)
-	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs)), Limit: parseLimit(limit)}
-	admitted := line.Admitted(entries(cs), l.Limit)
-	for i, c := range cs {
-		e := storeEntry(c)
-		// The limit may have been lowered after the entry was admitted.
-		e.Admitted = admitted[i] || l.Limit > 0 && !e.Owner.Obtained.IsZero()
-		if k.overwritten(c) {
-			l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not attached to the lease that it is named after: somebody has "+
-				"overwritten it, and it keeps the lock closed until its owner notices or it is broken", c.ID))
-		}
-		l.Entries = append(l.Entries, e)
+	all := make([]*decodedEntry, 0, len(cs))
+	for _, c := range cs {
+		all = append(all, k.decodeEntry(c))
 	}
-	for _, key := range strays {
-		l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not an entry of the lock, and Stile takes no notice of it, but "+
-			"concurrency.Mutex and etcdctl lock would wait for it: delete it, or keep it elsewhere", key))
-	}
-	return l, cs
+	return makeLine(name, all, strays, parseLimit(limit)), cs
+}
+
+// decodedEntry is an entry with what its value says.
+type decodedEntry struct {
+	line.Entry
+	entry       store.Entry // whether it is admitted depends on the others
+	overwritten bool
+}
+
+func (k keys) decodeEntry(c listedEntry) *decodedEntry {
+	return &decodedEntry{c.Entry, storeEntry(c), k.overwritten(c)}
 }
 
 func storeEntry(c listedEntry) store.Entry {
@@ -117,6 +116,32 @@ func storeEntry(c listedEntry) store.Entry {
 		Foreign: !ours,
 		Owner:   v.Owner,
 	}
+}
+
+// makeLine makes a line of its entries, which are in order, and of other keys that begin with its name and a
+// slash.
+func makeLine(name string, all []*decodedEntry, strays []string, limit int) store.Line {
+	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(all)), Limit: limit}
+	entries := make([]line.Entry, 0, len(all))
+	for _, d := range all {
+		entries = append(entries, d.Entry)
+	}
+	admitted := line.Admitted(entries, limit)
+	for i, d := range all {
+		e := d.entry
+		// The limit may have been lowered after the entry was admitted.
+		e.Admitted = admitted[i] || limit > 0 && !e.Owner.Obtained.IsZero()
+		if d.overwritten {
+			l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not attached to the lease that it is named after: somebody has "+
+				"overwritten it, and it keeps the lock closed until its owner notices or it is broken", d.ID))
+		}
+		l.Entries = append(l.Entries, e)
+	}
+	for _, key := range strays {
+		l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not an entry of the lock, and Stile takes no notice of it, but "+
+			"concurrency.Mutex and etcdctl lock would wait for it: delete it, or keep it elsewhere", key))
+	}
+	return l
 }
 
 // leaseQueries limits the queries of leases for one reading, to keep it fast.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -22,37 +23,43 @@ import (
 // After an outage the watch continues where it ended, and names the lines that have changed meanwhile.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
 	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
-		lines := &prefixWatch{store: s, prefix: prefix, keys: s.keys.prefix + prefix, notify: notify}
+		lines := &prefixWatch{store: s, prefix: prefix, keys: s.keys.prefix + prefix, to: &notifier{s, prefix, notify}}
 		if prefix == "" {
 			return lines.run(ctx) // the keys of the limits are among its keys
 		}
-		limits := &prefixWatch{store: s, prefix: prefix, keys: s.keys.limits(prefix), stream: 1, notify: notify}
+		limits := &prefixWatch{store: s, prefix: prefix, keys: s.keys.limits(prefix), stream: 1, to: lines.to}
 		if err := limits.check(ctx); err != nil {
 			return err
 		}
 		limits.next = limits.checked + 1 // the first call, which is for the lines, covers what was before
 
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
 		open := make(chan struct{})
 		opened := sync.OnceFunc(func() { close(open) })
-		lines.notify = func(names ...string) { notify(names...); opened() }
-		ended := make(chan error, 2)
-		var running sync.WaitGroup
-		running.Go(func() { ended <- lines.run(ctx) })
-		running.Go(func() {
+		lines.to = &notifier{s, prefix, func(names ...string) { notify(names...); opened() }}
+		return runBoth(ctx, lines.run, func(ctx context.Context) error {
 			select {
 			case <-open:
-				ended <- limits.run(ctx)
+				return limits.run(ctx)
 			case <-ctx.Done():
-				ended <- ctx.Err()
+				return ctx.Err()
 			}
 		})
-		err := <-ended
-		cancel()
-		running.Wait()
-		return err
 	})
+}
+
+// runBoth calls both functions at the same time. When one of them returns, it ends the other one's context.
+func runBoth(ctx context.Context, a, b func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 2)
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context) error{a, b} {
+		running.Go(func() { ended <- run(ctx) })
+	}
+	err := <-ended
+	cancel()
+	running.Wait()
+	return err
 }
 
 // maxCatchUp is the largest number of revisions that a watch catches up with. etcd searches all of them,
@@ -68,13 +75,70 @@ type prefixWatch struct {
 	prefix string
 	keys   string // the prefix of the keys
 	stream int    // the number of the gRPC stream: even for lines and odd for limits, so they share none
-	notify watchpump.Notify
+	to     watchSink
 
-	// next is the revision from which the next watch starts: the watch has notified of all changes before it.
-	// If next is zero, the next watch starts at the present, and notifies that any line may have changed.
+	// next is the revision from which the next watch starts: the sink has all changes before it. If next is zero,
+	// the sink begins anew.
 	next    int64
 	checked int64 // the store's revision at the last check
 	passed  int64 // the revision up to which the last quiet watch had delivered all events; zero if not known
+}
+
+// watchSink gets what a prefixWatch finds.
+type watchSink interface {
+	// begin is called before a watch that does not continue where the one before ended. It returns the revision
+	// from which the watch starts; zero is the present.
+	begin(ctx context.Context) (from int64, err error)
+	// opened is called when a watch has started, with anew if begin was called before it.
+	opened(anew bool)
+	// events gets all events of their revisions, in order.
+	events(evs []*clientv3.Event)
+	// unknown is called while no watch starts: nobody knows which lines have changed. If it returns true, the next
+	// watch begins anew.
+	unknown(err error) (anew bool)
+	// verifyIn is how long a watch is open until it calls verify. revision is the one up to which the sink has
+	// all events. After an error the watch ends, and after errOutOfStep the next one begins anew.
+	verifyIn() time.Duration
+	verify(ctx context.Context, revision int64) error
+}
+
+// errOutOfStep means that the sink does not have what etcd has.
+var errOutOfStep = errors.New("the events were not complete")
+
+// notifier is the sink of Watch. It does not keep what the keys say.
+type notifier struct {
+	store  *Store
+	prefix string
+	notify watchpump.Notify
+}
+
+func (n *notifier) begin(context.Context) (int64, error) { return 0, nil }
+
+func (n *notifier) opened(anew bool) {
+	if anew {
+		n.notify() // there may have been changes before the watch started
+	}
+}
+
+func (n *notifier) unknown(error) bool                  { n.notify(); return false }
+func (n *notifier) verifyIn() time.Duration             { return math.MaxInt64 } // the readers read now and then
+func (n *notifier) verify(context.Context, int64) error { return nil }
+
+// events notifies of the lines with events about a limit, or a key that may be an entry.
+func (n *notifier) events(evs []*clientv3.Event) {
+	var names []string
+	for _, ev := range evs {
+		name, ok := n.store.keys.name(ev.Kv.Key)
+		if !ok {
+			name, ok = n.store.keys.limitName(ev.Kv.Key)
+		}
+		if ok && strings.HasPrefix(name, n.prefix) {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 0 {
+		n.notify(names...)
+	}
 }
 
 // run opens one watch after another until ctx ends or reading is not permitted.
@@ -98,9 +162,9 @@ func (c *prefixWatch) run(ctx context.Context) error {
 			c.stream += 2 // the gRPC stream may hang
 		}
 		if silent {
-			c.notify() // the next may take long too, for example because etcd checks a password for each stream
+			c.unknown(err) // the next may take long too, for example because etcd checks a password for each stream
 		}
-		if errors.Is(err, rpctypes.ErrCompacted) {
+		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errOutOfStep) {
 			c.next, c.passed = 0, 0
 		}
 		if !quiet {
@@ -109,6 +173,13 @@ func (c *prefixWatch) run(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// unknown tells the sink that no watch has started.
+func (c *prefixWatch) unknown(err error) {
+	if c.to.unknown(err) {
+		c.next, c.passed = 0, 0
+	}
 }
 
 // check returns an error if reading the keys is not permitted. It is called before a watch is opened,
@@ -125,7 +196,7 @@ func (c *prefixWatch) check(ctx context.Context) error {
 		case err == nil:
 			c.checked = resp.Header.Revision
 		case !refused(err):
-			c.notify() // until a watch starts, nobody knows which lines have changed
+			c.unknown(err)
 		}
 		return err
 	})
@@ -146,14 +217,24 @@ var errWatchQuiet = errors.New("the watch is quiet")
 func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	anew := c.next == 0
+	if anew {
+		from, err := c.to.begin(ctx)
+		if err != nil {
+			return err
+		}
+		c.next = from
+	}
 	events, err := c.store.openWatch(ctx, cancel, c.keys, clientv3.WithPrefix(), clientv3.WithRev(c.next))
 	if err != nil {
 		return err
 	}
 	if c.next == 0 {
 		c.next = c.checked + 1
-		c.notify() // there may have been changes before the watch started
 	}
+	c.to.opened(anew)
+	verify := time.NewTimer(c.to.verifyIn())
+	defer verify.Stop()
 	var asked bool
 	var progress int64 // the revision up to which all events have been delivered, by etcd's word
 	interval := c.store.times.resyncInterval / 2
@@ -172,9 +253,7 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 				c.next = resp.Events[n-1].Kv.ModRevision + 1
 				asked = false
 				quiet.Reset(interval)
-			}
-			if names := c.names(resp.Events); len(names) > 0 {
-				c.notify(names...)
+				c.to.events(resp.Events)
 			}
 		case <-quiet.C:
 			if asked {
@@ -184,6 +263,11 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 			asked = true
 			c.requestProgress(ctx, interval)
 			quiet.Reset(interval)
+		case <-verify.C:
+			if err := c.to.verify(ctx, c.next-1); err != nil {
+				return err
+			}
+			verify.Reset(c.to.verifyIn())
 		}
 	}
 }
@@ -204,19 +288,4 @@ func (c *prefixWatch) advance(progress int64) {
 	if progress > 0 {
 		c.next, c.passed = max(c.next, c.passed+1), progress
 	}
-}
-
-// names returns the names of the lines with events about a limit, or a key that may be an entry.
-func (c *prefixWatch) names(events []*clientv3.Event) []string {
-	var names []string
-	for _, ev := range events {
-		name, ok := c.store.keys.name(ev.Kv.Key)
-		if !ok {
-			name, ok = c.store.keys.limitName(ev.Kv.Key)
-		}
-		if ok && strings.HasPrefix(name, c.prefix) {
-			names = append(names, name)
-		}
-	}
-	return names
 }
