@@ -31,6 +31,7 @@ type Observer struct {
 	began   time.Time                 // when all lines were first read
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by each change
+	opened  chan struct{}             // has a value if there is a session whose lease has not been read
 	status  Status
 	watched outcome // of the watch's last reading
 	sampled outcome // of the last reading of a lease, or a later success of the watch
@@ -57,7 +58,7 @@ func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 		client: client, prefix: prefix, boot: rand.Text(),
 		lines: make(map[string]*followed), leases: make(leases), looked: make(map[string]time.Time),
 		history: newHistory(), broken: make(map[brokenEntry]time.Time),
-		changed: make(chan struct{}), status: Status{Since: time.Now()},
+		changed: make(chan struct{}), opened: make(chan struct{}, 1), status: Status{Since: time.Now()},
 	}
 }
 
@@ -75,7 +76,9 @@ func (o *Observer) Run(ctx context.Context) error {
 	var last error
 	for change, err := range o.client.WatchChanges(ctx, o.prefix) {
 		last = err
-		o.reportReading(readingOf(change), change.At, err)
+		if err != nil || change.All || !change.Exact {
+			o.reportReading(readingOf(change), change.At, err)
+		}
 		if err == nil {
 			o.apply(change, time.Now())
 		}
@@ -139,12 +142,12 @@ func (o *Observer) apply(c stile.Change, now time.Time) {
 	read := make(map[string]bool, len(c.Lines))
 	for _, l := range c.Lines {
 		read[l.Name] = true
-		o.applyLineLocked(l, c.At, now)
+		o.applyLineLocked(l, c.Exact, c.At, now)
 	}
 	if c.All {
 		for _, name := range slices.Sorted(maps.Keys(o.lines)) {
 			if !read[name] {
-				o.applyLineLocked(NoEntries(name), c.At, now)
+				o.applyLineLocked(NoEntries(name), c.Exact, c.At, now)
 			}
 		}
 	}
@@ -158,7 +161,7 @@ func (o *Observer) apply(c stile.Change, now time.Time) {
 	}
 }
 
-func (o *Observer) applyLineLocked(l stile.Line, at, now time.Time) {
+func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) {
 	f := o.lines[l.Name]
 	if f == nil {
 		if Empty(l) {
@@ -179,7 +182,14 @@ func (o *Observer) applyLineLocked(l stile.Line, at, now time.Time) {
 		o.hooks.Changed(f.line, l, events)
 	}
 	f.follow(l)
-	o.leases.confirm(l, at)
+	if !exact {
+		o.leases.confirm(l, at)
+	} else if o.leases.seeAll(l, at) {
+		select {
+		case o.opened <- struct{}{}:
+		default:
+		}
+	}
 	if Empty(l) {
 		delete(o.lines, l.Name)
 		o.names = nil

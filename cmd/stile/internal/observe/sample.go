@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -36,15 +37,20 @@ func (o *Observer) Look(names []string) {
 func (o *Observer) sample(ctx context.Context) {
 	ticker := time.NewTicker(sampleInterval)
 	defer ticker.Stop()
+	budget := sampleBudget
 	for {
 		select {
 		case <-ticker.C:
+			budget = sampleBudget
+		case <-o.opened: // a short hold may be over at the next tick
 		case <-ctx.Done():
 			return
 		}
+		names := o.samples(time.Now(), budget)
+		budget -= len(names)
 		var readers sync.WaitGroup
 		places := make(chan struct{}, sampleReaders)
-		for _, name := range o.samples(time.Now()) {
+		for _, name := range names {
 			places <- struct{}{}
 			readers.Go(func() {
 				defer func() { <-places }()
@@ -66,47 +72,74 @@ func (o *Observer) sample(ctx context.Context) {
 	}
 }
 
-// samples returns the names whose lines must be read now, because they show leases: those that somebody looks
-// at, then those of holders that may be dying, the earliest deadline first. One line shows a session's lease for
-// all of its lines.
-func (o *Observer) samples(now time.Time) []string {
+// samples returns up to limit names whose lines must be read now, because they show leases: those that somebody
+// looks at, then those of holders that may be dying, then those of waiters, each in the order in which they are due.
+// One line shows a session's lease for all of its lines.
+func (o *Observer) samples(now time.Time, limit int) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.leases.forget(now)
 	maps.DeleteFunc(o.looked, func(_ string, until time.Time) bool { return now.After(until) })
 	type candidate struct {
-		name string
-		due  time.Time // zero if somebody looks
+		*lease
+		name   string
+		looked bool
 	}
 	of := make(map[*lease]candidate)
 	for name := range o.looked {
 		for _, h := range o.holdersLocked(name) {
 			if s := o.leases[h.Session]; s != nil && now.Sub(s.read) >= minSampleAge {
-				of[s] = candidate{name, time.Time{}}
+				of[s] = candidate{s, name, true}
 			}
 		}
 	}
 	o.showLeasesLocked(now)
 	for _, s := range o.leases {
-		if _, looked := of[s]; !looked && s.line != "" && s.due().Before(now) && now.Sub(s.read) >= minSampleAge {
-			of[s] = candidate{s.line, s.due()}
+		if _, looked := of[s]; !looked && s.line != "" && s.isDue(now) {
+			of[s] = candidate{s, s.line, false}
 		}
 	}
-	all := slices.SortedFunc(maps.Values(of), func(a, b candidate) int { return a.due.Compare(b.due) })
-	var names []string
-	for _, c := range all[:min(len(all), sampleBudget)] {
-		names = append(names, c.name)
+	rank := func(c candidate) int {
+		switch {
+		case c.looked:
+			return 0
+		case c.holds:
+			return 1
+		default:
+			return 2
+		}
 	}
-	return names
+	all := slices.SortedFunc(maps.Values(of), func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.due().Compare(b.due()))
+	})
+	var names []string
+	for _, c := range all[:min(len(all), limit)] {
+		names = append(names, c.name)
+		c.asked = now
+	}
+	slices.Sort(names)
+	return slices.Compact(names) // one reading of a line shows the leases of all of its sessions
 }
 
-// showLeasesLocked finds another line for each lease that is due, and whose line has no holder of its session any
+func (s *lease) isDue(now time.Time) bool {
+	return !s.due().After(now) && now.Sub(s.read) >= minSampleAge
+}
+
+// showLeasesLocked finds another line for each lease that is due, and whose line has no entry of its session any
 // more. It looks at all lines only if there is such a lease.
 func (o *Observer) showLeasesLocked(now time.Time) {
 	moved := make(map[string]*lease)
 	for session, s := range o.leases {
-		holds := func(e stile.Entry) bool { return e.Session == session }
-		if s.line != "" && s.due().Before(now) && !slices.ContainsFunc(o.holdersLocked(s.line), holds) {
+		if s.line == "" || !s.isDue(now) {
+			continue
+		}
+		of := func(e stile.Entry) bool { return e.Session == session }
+		f := o.lines[s.line]
+		switch {
+		case f != nil && slices.ContainsFunc(f.line.Holders, of):
+			s.holds = true
+		case f != nil && !s.holds && slices.ContainsFunc(f.line.Waiters, of):
+		default:
 			s.line = ""
 			moved[session] = s
 		}
@@ -115,9 +148,9 @@ func (o *Observer) showLeasesLocked(now time.Time) {
 		return
 	}
 	for name, f := range o.lines {
-		for _, h := range f.line.Holders {
-			if s := moved[h.Session]; s != nil {
-				s.line = name
+		for _, p := range places(f.line) {
+			if s := moved[p.entry.Session]; s != nil && (s.line == "" || p.holds) {
+				s.line, s.holds = name, p.holds
 			}
 		}
 	}
