@@ -74,6 +74,7 @@ const (
 	EnqueueAll    Ability = "joining several lines in one step (Capabilities.EnqueueAll)"
 	Limits        Ability = "the operator's limit of slots (Capabilities.SetLimit)"
 	Records       Ability = "records of names (Capabilities.Record)"
+	Follow        Ability = "reporting every state of a line (Capabilities.Follow)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
 	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
 	OwnerEvents   Ability = "an event for a watch when an owner changes, not only a periodic one"
@@ -100,6 +101,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Limits, caps.SetLimit != nil},
 		{EnqueueAll, caps.EnqueueAll != nil},
 		{Records, caps.Record != nil},
+		{Follow, caps.Follow != nil},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
 		{OwnerEvents, !slices.Contains(h.Without, OwnerEvents)},
@@ -170,6 +172,7 @@ func Run(t *testing.T, h Harness) {
 		{"close", closing, nil},
 		{"lines", lines, nil},
 		{"watch", watching, nil},
+		{"follow", following, []Ability{Follow, Fair, Fencing, WaitersOrders}},
 		{"contended", contended, []Ability{Fair, Contention}},
 		{"requeue", requeue, []Ability{Fair, Requeue}},
 		{"numbers", numbers, []Ability{SharedModes, Fencing, SlotNumbers}},

@@ -21,10 +21,7 @@ func sessions(s suite) {
 		}
 		again := w.stores[0].Capabilities()
 		// Functions cannot be compared.
-		functions := [4]bool{caps.ClearMarks != nil, caps.SetLimit != nil, caps.EnqueueAll != nil, caps.Record != nil}
-		functionsAgain := [4]bool{again.ClearMarks != nil, again.SetLimit != nil, again.EnqueueAll != nil, again.Record != nil}
-		caps.ClearMarks, caps.SetLimit, caps.EnqueueAll, caps.Record = nil, nil, nil, nil
-		again.ClearMarks, again.SetLimit, again.EnqueueAll, again.Record = nil, nil, nil, nil
+		functions, functionsAgain := takeFunctions(&caps), takeFunctions(&again)
 		if functions != functionsAgain || !reflect.DeepEqual(caps, again) {
 			t.Errorf("the capabilities changed from %+v, functions %v, to %+v, %v", caps, functions, again, functionsAgain)
 		}
@@ -59,4 +56,11 @@ func sessions(s suite) {
 			w.wantLine(name)
 		}
 	})
+}
+
+// takeFunctions sets the functions to nil and returns which ones there were.
+func takeFunctions(c *store.Capabilities) [5]bool {
+	had := [5]bool{c.ClearMarks != nil, c.SetLimit != nil, c.EnqueueAll != nil, c.Record != nil, c.Follow != nil}
+	c.ClearMarks, c.SetLimit, c.EnqueueAll, c.Record, c.Follow = nil, nil, nil, nil, nil
+	return had
 }

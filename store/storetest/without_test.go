@@ -17,6 +17,7 @@ func TestHarness_withoutMustBeExact(t *testing.T) {
 		Requeue:    true,
 		EnqueueAll: func(context.Context, store.Session, []store.Request) ([]store.Ticket, error) { return nil, nil },
 		Record:     func(context.Context, string) ([]byte, error) { return nil, nil },
+		Follow:     func(context.Context, string, func(store.Changes)) error { return nil },
 		SetLimit:   func(context.Context, string, int) error { return nil },
 		ClearMarks: func(context.Context, string, []uint64) error { return nil },
 	}

@@ -30,10 +30,12 @@ func (o *Observer) Blame() (since time.Time, blame []Blame) {
 	since = latest(now.Add(-maxAge), o.began, o.history.begin)
 	var all []story
 	for name := range o.history.byName {
-		all = append(all, o.storyLocked(name, since))
+		if o.waitedLocked(name) {
+			all = append(all, o.storyLocked(name, since))
+		}
 	}
-	for name := range o.lines {
-		if o.history.byName[name] == nil {
+	for name, f := range o.lines {
+		if o.history.byName[name] == nil && len(f.line.Waiters) > 0 {
 			all = append(all, o.storyLocked(name, since))
 		}
 	}
@@ -45,6 +47,21 @@ func (o *Observer) Blame() (since time.Time, blame []Blame) {
 		return cmp.Or(cmp.Compare(b.Waited, a.Waited), strings.Compare(a.Name, b.Name), strings.Compare(a.Holder.String(), b.Holder.String()))
 	})
 	return since, blame
+}
+
+// waitedLocked reports whether there may have been a waiter in a line with a history.
+func (o *Observer) waitedLocked(name string) bool {
+	if f := o.lines[name]; f != nil && len(f.line.Waiters) > 0 {
+		return true
+	}
+	for _, r := range o.history.byName[name] {
+		for _, e := range r.events {
+			if e.What == Waits || e.What == Left || e.What == Holds && e.known {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }

@@ -43,11 +43,14 @@ type record struct {
 	events []Event // nil if forgotten, or if only other properties of the line have changed
 }
 
-// history is the updates of the last hour, within its limits.
+// history is the updates of the last hour, within its limits. A lock with many changes does not displace what
+// is known of others.
 type history struct {
 	last    uint64    // number of the last update
-	begin   time.Time // of the last update that was forgotten
-	records []*record
+	begin   time.Time // of the last update with events that was forgotten
+	records []*record // the last updates
+	told    []*record // the updates with events; some of them may be forgotten
+	known   int       // updates with events that are not forgotten
 	byName  map[string][]*record
 }
 
@@ -61,12 +64,22 @@ func (h *history) add(name string, at time.Time, events []Event) {
 	if len(events) == 0 {
 		return
 	}
-	of := append(h.byName[name], r)
-	if len(of) > maxPerName {
-		of[0].events = nil
-		of = slices.Delete(of, 0, 1)
+	h.told = append(h.told, r)
+	h.known++
+	if h.byName[name] = append(h.byName[name], r); len(h.byName[name]) > maxPerName {
+		h.forgetFirst(name)
 	}
-	h.byName[name] = of
+}
+
+// forgetFirst forgets the first events of a name.
+func (h *history) forgetFirst(name string) {
+	of := h.byName[name]
+	of[0].events, of[0] = nil, nil // for the garbage collector
+	h.byName[name] = of[1:]
+	if len(of) == 1 {
+		delete(h.byName, name)
+	}
+	h.known--
 }
 
 // forget forgets what is beyond the limits.
@@ -75,20 +88,23 @@ func (h *history) forget(now time.Time) {
 	for n < len(h.records) && now.Sub(h.records[n].at) > maxAge {
 		n++
 	}
-	if n > 0 {
-		h.begin = h.records[n-1].at
-	}
-	for _, r := range h.records[:n] {
-		// A record with events is the first of its name, because both lists are in order.
-		if len(r.events) == 0 {
-			continue
-		}
-		if h.byName[r.name] = h.byName[r.name][1:]; len(h.byName[r.name]) == 0 {
-			delete(h.byName, r.name)
-		}
-	}
-	clear(h.records[:n]) // for the garbage collector
+	clear(h.records[:n])
 	h.records = h.records[n:]
+	for len(h.told) > 0 {
+		r := h.told[0]
+		if r.events != nil && h.known <= maxTotal && now.Sub(r.at) <= maxAge {
+			break
+		}
+		if r.events != nil { // it is the first of its name, because both lists are in order
+			h.begin = r.at
+			h.forgetFirst(r.name)
+		}
+		h.told[0] = nil
+		h.told = h.told[1:]
+	}
+	if len(h.told) > 2*h.known+maxPerName {
+		h.told = slices.DeleteFunc(h.told, func(r *record) bool { return r.events == nil })
+	}
 }
 
 // since returns the updates after a number. known is false if some are forgotten, or if there is no such

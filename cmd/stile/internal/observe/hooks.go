@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -69,16 +70,13 @@ func (o *Observer) EachEntry(f func(EntryState)) {
 	defer o.mu.Unlock()
 	now := time.Now()
 	for name, followed := range o.lines {
-		for _, p := range places(followed.line) {
-			e := followed.entry(p)
-			began := e.joined
-			if p.holds {
-				began = e.admitted
-			}
-			if began.IsZero() {
-				began = o.began
-			}
-			f(EntryState{Name: name, Holds: p.holds, For: now.Sub(began), Remaining: o.leases.remaining(p.entry.Session, now)})
+		for _, e := range followed.line.Holders {
+			began := cmp.Or(followed.entry(place{e, true}).admitted, o.began)
+			f(EntryState{Name: name, Holds: true, For: now.Sub(began), Remaining: o.leases.remaining(e.Session, now)})
+		}
+		for _, e := range followed.line.Waiters {
+			began := cmp.Or(followed.entry(place{e, false}).joined, o.began)
+			f(EntryState{Name: name, For: now.Sub(began), Remaining: o.leases.remaining(e.Session, now)})
 		}
 	}
 }
