@@ -11,22 +11,29 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// follower is one call of follow in progress. It implements [watchpump.Lines] for the lines with a prefix.
+// follower is one call of follow in progress. It implements [watchpump.Lines].
 type follower struct {
-	store  *Store
-	prefix string
-	feed   *watchpump.Feed
+	store   *Store
+	prefix  string
+	feed    *watchpump.Feed
+	lines   map[string]store.Line // those with entries, as far as they were passed on
+	delayed []store.Line          // states to be passed on, in order
 }
 
 // follow is [store.Capabilities.Follow]. A fault on [Watch] applies to its start, and one on [Notify] delays
 // what it reports.
 func (s *Store) follow(ctx context.Context, prefix string, changed func(store.Changes)) error {
-	f := &follower{store: s, prefix: prefix}
+	f := &follower{store: s, prefix: prefix, lines: make(map[string]store.Line)}
 	return watchpump.Follow(ctx, f, changed, func(ctx context.Context, feed *watchpump.Feed) error {
 		f.feed = feed
 		defer s.unfollow(f)
 		err := s.request(ctx, Call{Op: Watch, Name: prefix}, func() error {
 			s.followers[f] = struct{}{}
+			for name := range s.lines {
+				if strings.HasPrefix(name, prefix) {
+					f.lines[name] = s.followedLineLocked(name)
+				}
+			}
 			feed.All(time.Now())
 			return nil
 		}, nil)
@@ -44,38 +51,52 @@ func (s *Store) unfollow(f *follower) {
 	delete(s.followers, f)
 }
 
-func (f *follower) Lock()   { f.store.mu.Lock() }
-func (f *follower) Unlock() { f.store.mu.Unlock() }
-
-func (f *follower) Len(name string) int { return len(f.store.lines[name]) }
-
-func (f *follower) Line(name string) store.Line {
-	l := f.store.readLocked(name)
+// followedLineLocked returns a line without the remaining times of its sessions.
+func (s *Store) followedLineLocked(name string) store.Line {
+	l := s.readLocked(name)
 	for i := range l.Entries {
 		l.Entries[i].Remaining = 0
 	}
 	return l
 }
 
+func (f *follower) Lock()   { f.store.mu.Lock() }
+func (f *follower) Unlock() { f.store.mu.Unlock() }
+
+func (f *follower) Len(name string) int         { return len(f.lines[name].Entries) }
+func (f *follower) Line(name string) store.Line { return f.lines[name] }
+
 func (f *follower) All() []store.Line {
-	var lines []store.Line
-	for _, name := range slices.Sorted(maps.Keys(f.store.lines)) {
-		if strings.HasPrefix(name, f.prefix) {
-			lines = append(lines, f.Line(name))
+	var all []store.Line
+	for _, name := range slices.Sorted(maps.Keys(f.lines)) {
+		if l := f.lines[name]; len(l.Entries) > 0 {
+			all = append(all, l)
 		}
 	}
-	return lines
+	return all
 }
 
-// changedLocked passes the state of a line on. With a delay it is the state after that.
+// changedLocked passes the present state of a line on, after a delay and after those before it.
 func (f *follower) changedLocked(name string, delay time.Duration) {
-	if delay <= 0 {
-		f.feed.Step([]string{name}, time.Now())
+	if !strings.HasPrefix(name, f.prefix) {
 		return
 	}
+	l := f.store.followedLineLocked(name)
+	if delay <= 0 && len(f.delayed) == 0 {
+		f.passOnLocked(l)
+		return
+	}
+	f.delayed = append(f.delayed, l)
 	time.AfterFunc(delay, func() {
 		f.Lock()
 		defer f.Unlock()
-		f.feed.Step([]string{name}, time.Now())
+		l := f.delayed[0]
+		f.delayed = f.delayed[1:]
+		f.passOnLocked(l)
 	})
+}
+
+func (f *follower) passOnLocked(l store.Line) {
+	f.lines[l.Name] = l
+	f.feed.Step([]string{l.Name}, time.Now())
 }

@@ -52,8 +52,6 @@ func (s *Store) changedLocked(name string) {
 		w.notify(name)
 	}
 	for f := range s.followers {
-		if strings.HasPrefix(name, f.prefix) {
-			f.changedLocked(name, s.faultLocked(Call{Op: Notify, Name: name}).Delay)
-		}
+		f.changedLocked(name, s.faultLocked(Call{Op: Notify, Name: name}).Delay)
 	}
 }

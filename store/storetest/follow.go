@@ -60,8 +60,9 @@ func following(s suite) {
 		c := w.openKept()
 		held := c.hold(name, line.Exclusive)
 		f := w.follow(name)
+		all := f.wants(name, held)
 		waits := c.enqueue(name, line.Exclusive)
-		for _, l := range []store.Line{f.next().Lines[0], f.wants(name, held, waits)} {
+		for _, l := range []store.Line{all, f.wants(name, held, waits)} {
 			if left := l.Entries[0].Remaining; left != 0 {
 				t.Errorf("the entry has the remaining time %v, want 0", left)
 			}

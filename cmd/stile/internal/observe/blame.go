@@ -55,8 +55,8 @@ func (o *Observer) waitedLocked(name string) bool {
 		return true
 	}
 	for _, r := range o.history.byName[name] {
-		for _, e := range r.events {
-			if e.What == Waits || e.What == Left || e.What == Holds && e.known {
+		for i := range r.events {
+			if e := &r.events[i]; e.What == Waits || e.What == Left || e.What == Holds && e.known {
 				return true
 			}
 		}
@@ -70,12 +70,15 @@ func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Ti
 type story struct {
 	name   string
 	begin  time.Time
-	events []Event
+	events [][]Event // of each update
 	line   stile.Line
 }
 
 func (o *Observer) storyLocked(name string, begin time.Time) story {
-	s := story{name: name, begin: begin, events: o.history.of(name), line: NoEntries(name)}
+	s := story{name: name, begin: begin, line: NoEntries(name)}
+	for _, r := range o.history.byName[name] {
+		s.events = append(s.events, r.events)
+	}
 	if f := o.lines[name]; f != nil {
 		s.line = f.line
 	}
@@ -87,7 +90,7 @@ func (o *Observer) storyLocked(name string, begin time.Time) story {
 
 // span is a time in which an entry waited or held.
 type span struct {
-	entry    stile.Entry
+	entry    *stile.Entry
 	holds    bool
 	from, to time.Time
 }
@@ -95,7 +98,7 @@ type span struct {
 // spans returns the spans of all entries.
 func (s story) spans(now time.Time) (all []span) {
 	open := make(map[identity]*span)
-	take := func(e stile.Entry) *span {
+	take := func(e *stile.Entry) *span {
 		p := place{entry: e}
 		for _, id := range []identity{p.identity(), p.identityWithoutToken()} { // a store may assign tokens late
 			if o := open[id]; o != nil {
@@ -107,7 +110,7 @@ func (s story) spans(now time.Time) (all []span) {
 	}
 	// end ends the span of an entry. If its begin was not seen, it is known from how long it lasted, or it is
 	// before everything else.
-	end := func(e stile.Entry, holds bool, at time.Time, lasted time.Duration) {
+	end := func(e *stile.Entry, holds bool, at time.Time, lasted time.Duration) {
 		sp := take(e)
 		switch {
 		case sp != nil:
@@ -121,20 +124,23 @@ func (s story) spans(now time.Time) (all []span) {
 			all = append(all, *sp)
 		}
 	}
-	for _, e := range s.events {
-		id := place{entry: e.Entry}.identity()
-		switch e.What {
-		case Waits:
-			open[id] = &span{from: e.Time}
-		case Holds:
-			if e.known {
-				end(e.Entry, false, e.Time, e.Waited)
+	for _, update := range s.events {
+		for i := range update {
+			e := &update[i]
+			id := place{entry: &e.Entry}.identity()
+			switch e.What {
+			case Waits:
+				open[id] = &span{from: e.Time}
+			case Holds:
+				if e.known {
+					end(&e.Entry, false, e.Time, e.Waited)
+				}
+				open[id] = &span{from: e.Time}
+			case Ended:
+				end(&e.Entry, true, e.Time, e.Held)
+			case Left:
+				end(&e.Entry, false, e.Time, e.Waited)
 			}
-			open[id] = &span{from: e.Time}
-		case Ended:
-			end(e.Entry, true, e.Time, e.Held)
-		case Left:
-			end(e.Entry, false, e.Time, e.Waited)
 		}
 	}
 	for _, p := range places(s.line) {

@@ -25,9 +25,10 @@ type Step struct {
 // left, then those that were admitted or joined, each in order. A step that was undone between the
 // readings is not seen.
 func Steps(before, now stile.Line) []Step {
-	was := make(map[identity]place)
-	for _, p := range places(before) {
-		was[p.identity()] = p
+	had := places(before)
+	was := make(map[identity]bool, len(had)) // whether it held
+	for _, p := range had {
+		was[p.identity()] = p.holds
 	}
 	var came []Step
 	for _, p := range places(now) {
@@ -35,25 +36,25 @@ func Steps(before, now stile.Line) []Step {
 		if _, ok := was[id]; !ok {
 			id = p.identityWithoutToken() // a store may assign tokens late
 		}
-		before, ok := was[id]
+		held, ok := was[id]
 		delete(was, id)
 		switch {
-		case ok && before.holds == p.holds:
+		case ok && held == p.holds:
 		case p.holds:
-			came = append(came, Step{Holds, p.entry})
+			came = append(came, Step{Holds, *p.entry})
 		default:
-			came = append(came, Step{Waits, p.entry})
+			came = append(came, Step{Waits, *p.entry})
 		}
 	}
 	var all []Step
-	for _, p := range places(before) {
+	for _, p := range had {
 		if _, gone := was[p.identity()]; !gone {
 			continue
 		}
 		if p.holds {
-			all = append(all, Step{Ended, p.entry})
+			all = append(all, Step{Ended, *p.entry})
 		} else {
-			all = append(all, Step{Left, p.entry})
+			all = append(all, Step{Left, *p.entry})
 		}
 	}
 	return append(all, came...)
@@ -92,17 +93,17 @@ func NoEntries(name string) stile.Line {
 
 // place is an entry of a line, and whether it holds the lock.
 type place struct {
-	entry stile.Entry
+	entry *stile.Entry
 	holds bool
 }
 
 func places(l stile.Line) []place {
-	var all []place
-	for _, e := range l.Holders {
-		all = append(all, place{e, true})
+	all := make([]place, 0, len(l.Holders)+len(l.Waiters))
+	for i := range l.Holders {
+		all = append(all, place{&l.Holders[i], true})
 	}
-	for _, e := range l.Waiters {
-		all = append(all, place{e, false})
+	for i := range l.Waiters {
+		all = append(all, place{&l.Waiters[i], false})
 	}
 	return all
 }

@@ -10,6 +10,7 @@ import (
 type followed struct {
 	line    stile.Line
 	entries map[identity]*followedEntry
+	placed  []*followedEntry // in the order of the line: first the holders
 }
 
 // followedEntry is what the observer knows about an entry beside its last reading.
@@ -37,7 +38,7 @@ func (f *followed) entry(p place) *followedEntry {
 
 // event follows the entry of a step, and returns what is kept of the step.
 func (f *followed) event(s Step, now time.Time) Event {
-	p := place{s.Entry, s.What == Holds || s.What == Ended}
+	p := place{&s.Entry, s.What == Holds || s.What == Ended}
 	_, known := f.entries[p.identity()]
 	if !known {
 		_, known = f.entries[p.identityWithoutToken()]
@@ -76,9 +77,9 @@ func since(t, now time.Time) time.Duration {
 
 // follow sets the line, and follows its entries.
 func (f *followed) follow(l stile.Line) {
-	f.line = l
+	f.line, f.placed = l, f.placed[:0]
 	for _, p := range places(l) {
-		f.entry(p)
+		f.placed = append(f.placed, f.entry(p))
 	}
 }
 

@@ -70,13 +70,16 @@ func (o *Observer) EachEntry(f func(EntryState)) {
 	defer o.mu.Unlock()
 	now := time.Now()
 	for name, followed := range o.lines {
-		for _, e := range followed.line.Holders {
-			began := cmp.Or(followed.entry(place{e, true}).admitted, o.began)
-			f(EntryState{Name: name, Holds: true, For: now.Sub(began), Remaining: o.leases.remaining(e.Session, now)})
+		holders := len(followed.line.Holders)
+		for i := range followed.line.Holders {
+			began := cmp.Or(followed.placed[i].admitted, o.began)
+			left := o.leases.remaining(followed.line.Holders[i].Session, now)
+			f(EntryState{Name: name, Holds: true, For: now.Sub(began), Remaining: left})
 		}
-		for _, e := range followed.line.Waiters {
-			began := cmp.Or(followed.entry(place{e, false}).joined, o.began)
-			f(EntryState{Name: name, For: now.Sub(began), Remaining: o.leases.remaining(e.Session, now)})
+		for i := range followed.line.Waiters {
+			began := cmp.Or(followed.placed[holders+i].joined, o.began)
+			left := o.leases.remaining(followed.line.Waiters[i].Session, now)
+			f(EntryState{Name: name, For: now.Sub(began), Remaining: left})
 		}
 	}
 }

@@ -30,7 +30,8 @@ type Observer struct {
 	history history
 	began   time.Time                 // when all lines were first read
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
-	changed chan struct{}             // closed and replaced by each change
+	changed chan struct{}             // closed and replaced by a change that somebody waits for
+	awaited bool                      // somebody waits for a change
 	opened  chan struct{}             // has a value if there is a session whose lease has not been read
 	status  Status
 	watched outcome // of the watch's last reading
@@ -130,8 +131,10 @@ func (o *Observer) setStatusLocked(err error) {
 
 // notifyLocked ends the waits of all callers of Wait.
 func (o *Observer) notifyLocked() {
-	close(o.changed)
-	o.changed = make(chan struct{})
+	if o.awaited {
+		close(o.changed)
+		o.changed, o.awaited = make(chan struct{}), false
+	}
 }
 
 // apply records what a reading has shown.
@@ -317,6 +320,7 @@ func (o *Observer) Wait(ctx context.Context, after uint64, seen Status) {
 	for {
 		o.mu.Lock()
 		changed, last, now := o.changed, o.history.last, o.status
+		o.awaited = true
 		o.mu.Unlock()
 		if last != after || now.Read != seen.Read || (now.Err == nil) != (seen.Err == nil) {
 			return
