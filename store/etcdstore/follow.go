@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
@@ -124,11 +125,20 @@ func (f *follower) putLocked(kv *mvccpb.KeyValue) (name string, changed bool) {
 		return "", false
 	}
 	l := f.lineLocked(name)
-	entry, stray := f.removeLocked(l, key)
-	if c, _, ok := f.store.keys.listed(kv); ok {
-		l.insert(&followedEntry{f.store.keys.decodeEntry(c), kv.ModRevision})
-		entry = true
-	} else if f.strays < maxStrays {
+	i, entry := l.find(uint64(kv.CreateRevision), key)
+	stray := f.removeStrayLocked(l, key)
+	c, _, ok := f.store.keys.listed(kv)
+	if ok && !entry {
+		l.entries = slices.Insert(l.entries, i, nil)
+	}
+	if ok {
+		l.entries[i] = &followedEntry{f.store.keys.decodeEntry(c), kv.ModRevision}
+		return name, true
+	}
+	if entry {
+		l.entries = slices.Delete(l.entries, i, i+1)
+	}
+	if f.strays < maxStrays {
 		i, _ := slices.BinarySearchFunc(l.strays, key, followedStray.compare)
 		l.strays = slices.Insert(l.strays, i, followedStray{key, kv.ModRevision})
 		f.strays++
@@ -138,12 +148,11 @@ func (f *follower) putLocked(kv *mvccpb.KeyValue) (name string, changed bool) {
 	return name, entry || stray && len(l.entries) > 0
 }
 
-// insert inserts an entry in order.
-func (l *followedLine) insert(e *followedEntry) {
-	i, _ := slices.BinarySearchFunc(l.entries, e, func(a, b *followedEntry) int {
-		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.ID, b.ID))
+// find returns the index of the entry with an order and a key, or where it belongs.
+func (l *followedLine) find(order uint64, key string) (i int, found bool) {
+	return slices.BinarySearchFunc(l.entries, line.Entry{ID: key, Order: order}, func(e *followedEntry, with line.Entry) int {
+		return cmp.Or(cmp.Compare(e.Order, with.Order), cmp.Compare(e.ID, with.ID))
 	})
-	l.entries = slices.Insert(l.entries, i, e)
 }
 
 // deleteLocked is putLocked for a key that was deleted.
@@ -156,28 +165,28 @@ func (f *follower) deleteLocked(key string) (name string, changed bool) {
 	if l == nil {
 		return "", false
 	}
-	var entry, stray bool
-	if limit {
+	entry := slices.IndexFunc(l.entries, func(e *followedEntry) bool { return e.ID == key }) // the first ones leave most often
+	stray := false
+	switch {
+	case limit:
 		l.limit, l.limitAt = 0, 0
-	} else {
-		entry, stray = f.removeLocked(l, key)
+	case entry >= 0:
+		l.entries = slices.Delete(l.entries, entry, entry+1)
+	default:
+		stray = f.removeStrayLocked(l, key)
 	}
 	f.dropLocked(name)
-	return name, limit || entry || stray && len(l.entries) > 0
+	return name, limit || entry >= 0 || stray && len(l.entries) > 0
 }
 
-// removeLocked removes a key from a line. It returns whether that was an entry or a stray.
-func (f *follower) removeLocked(l *followedLine, key string) (entry, stray bool) {
-	if i := slices.IndexFunc(l.entries, func(e *followedEntry) bool { return e.ID == key }); i >= 0 {
-		l.entries = slices.Delete(l.entries, i, i+1)
-		return true, false
-	}
-	if i, found := slices.BinarySearchFunc(l.strays, key, followedStray.compare); found {
+// removeStrayLocked removes a stray from a line, and returns whether it was there.
+func (f *follower) removeStrayLocked(l *followedLine, key string) bool {
+	i, found := slices.BinarySearchFunc(l.strays, key, followedStray.compare)
+	if found {
 		l.strays = slices.Delete(l.strays, i, i+1)
 		f.strays--
-		return false, true
 	}
-	return false, false
+	return found
 }
 
 func (f *follower) lineLocked(name string) *followedLine {
@@ -228,11 +237,12 @@ type followedKeys struct {
 // begin implements [watchSink]. It reads all keys.
 func (p *followedKeys) begin(ctx context.Context) (from int64, err error) {
 	began := time.Now()
-	kvs, revision, err := p.list(ctx, 0)
+	listed, revision, err := p.list(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
-	if err := p.readValues(ctx, kvs, revision); err != nil {
+	kvs, err := p.read(ctx, listed, revision)
+	if err != nil {
 		return 0, err
 	}
 	p.Lock()
@@ -265,7 +275,8 @@ func (p *followedKeys) forgetLocked() {
 	}
 }
 
-// list returns all keys, without their values, at a revision, and that revision. Zero is the present.
+// list returns all keys and their revisions, but neither values nor leases, at a revision, and that revision. Zero
+// is the present. etcd has this in memory.
 func (p *followedKeys) list(ctx context.Context, revision int64) (kvs []*mvccpb.KeyValue, at int64, err error) {
 	from := p.keys
 	end := clientv3.GetPrefixRangeEnd(from)
@@ -298,20 +309,23 @@ func (p *followedKeys) list(ctx context.Context, revision int64) (kvs []*mvccpb.
 	}
 }
 
-// readValues reads the values of the limits, and of the keys that may be entries. Other values may be large, and
-// are not needed.
-func (p *followedKeys) readValues(ctx context.Context, kvs []*mvccpb.KeyValue, revision int64) error {
-	var needed []*mvccpb.KeyValue
-	for _, kv := range kvs {
+// read returns the keys with their values and leases at a revision, if they are limits or may be entries. Other
+// values may be large, and are not needed.
+func (p *followedKeys) read(ctx context.Context, listed []*mvccpb.KeyValue, revision int64) ([]*mvccpb.KeyValue, error) {
+	var keys []string
+	kvs := make([]*mvccpb.KeyValue, 0, len(listed))
+	for _, kv := range listed {
 		_, limit := p.limitOf(string(kv.Key))
 		if _, entry := p.store.keys.name(kv.Key); entry || limit {
-			needed = append(needed, kv)
+			keys = append(keys, string(kv.Key))
+		} else {
+			kvs = append(kvs, kv)
 		}
 	}
-	for chunk := range slices.Chunk(needed, maxReadsPerTxn) {
+	for chunk := range slices.Chunk(keys, maxReadsPerTxn) {
 		gets := make([]clientv3.Op, 0, len(chunk))
-		for _, kv := range chunk {
-			gets = append(gets, clientv3.OpGet(string(kv.Key), clientv3.WithRev(revision)))
+		for _, key := range chunk {
+			gets = append(gets, clientv3.OpGet(key, clientv3.WithRev(revision)))
 		}
 		var resp *clientv3.TxnResponse
 		err := p.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
@@ -319,15 +333,13 @@ func (p *followedKeys) readValues(ctx context.Context, kvs []*mvccpb.KeyValue, r
 			return err
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for i, kv := range chunk {
-			for _, read := range resp.Responses[i].GetResponseRange().Kvs {
-				kv.Value = read.Value
-			}
+		for _, r := range resp.Responses {
+			kvs = append(kvs, r.GetResponseRange().Kvs...)
 		}
 	}
-	return nil
+	return kvs, nil
 }
 
 // opened implements [watchSink].
