@@ -143,6 +143,7 @@ func following(s suite) {
 			c.hold(name, line.Exclusive).withdraw()
 		}
 		last := c.hold(name, line.Exclusive)
+		time.Sleep(settleTime)
 		release()
 		f.shows(name, last)
 	})

@@ -26,7 +26,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), kindBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), downgradeBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
-		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), enqueueAllBugs(), recordBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), requeueBugs(), numberBugs(), limitBugs(), enqueueAllBugs(), recordBugs(), followBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -45,6 +45,7 @@ type wholeStore struct {
 	setLimit     func(ctx context.Context, name string, limit int) error
 	enqueueAll   func(ctx context.Context, se store.Session, reqs []store.Request) ([]store.Ticket, error)
 	record       func(ctx context.Context, name string) ([]byte, error)
+	follow       func(ctx context.Context, prefix string, changed func(store.Changes)) error
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -70,6 +71,9 @@ func (s wholeStore) Capabilities() store.Capabilities {
 	}
 	if s.record != nil {
 		c.Record = s.record
+	}
+	if s.follow != nil {
+		c.Follow = s.follow
 	}
 	return c
 }

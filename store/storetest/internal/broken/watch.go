@@ -335,28 +335,33 @@ func hidingBreaks(m *memstore.Store) store.Store {
 
 // notCallingInOutages makes no call while a session of the store is disconnected.
 func notCallingInOutages(m *memstore.Store) store.Store {
+	st, connected := withOutages(m)
+	st.watch = func(ctx context.Context, prefix string, changed func([]string)) error {
+		return m.Watch(ctx, prefix, func(names []string) {
+			if connected() {
+				changed(names)
+			}
+		})
+	}
+	return st
+}
+
+// withOutages returns m, and a function that reports whether all its sessions are connected.
+func withOutages(m *memstore.Store) (st wholeStore, connected func() bool) {
 	var mu sync.Mutex
 	var sessions []store.Session
-	st := withSessions(m, func(inner store.Session) session {
+	st = withSessions(m, func(inner store.Session) session {
 		mu.Lock()
 		defer mu.Unlock()
 		sessions = append(sessions, inner)
 		return session{Session: inner}
 	}).(wholeStore)
-	st.watch = func(ctx context.Context, prefix string, changed func([]string)) error {
-		return m.Watch(ctx, prefix, func(names []string) {
-			mu.Lock()
-			all := slices.Clone(sessions)
-			mu.Unlock()
-			for _, se := range all {
-				if !isConnected(se) {
-					return
-				}
-			}
-			changed(names)
-		})
+	return st, func() bool {
+		mu.Lock()
+		all := slices.Clone(sessions)
+		mu.Unlock()
+		return !slices.ContainsFunc(all, func(se store.Session) bool { return !isConnected(se) })
 	}
-	return st
 }
 
 func isConnected(se store.Session) bool {
