@@ -154,6 +154,9 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
 func (s *Store) String() string {
+	if len(s.cli.Endpoints()) == 0 { // of a client that package v3client of etcd has made
+		return "etcd in this process"
+	}
 	return "etcd at " + strings.Join(s.cli.Endpoints(), ", ")
 }
 
