@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -33,28 +34,32 @@ func watchChanges(t *testing.T, c *stile.Client, prefix string) *watcher {
 }
 
 func TestWatchChanges(t *testing.T) {
-	scenario(t, func(t *testing.T, w *testEnv) {
-		ann, bob := w.client("ann"), w.client("bob")
-		a := lock(t, ann, "a/1")
-		lock(t, ann, "a/2")
-		changes := watchChanges(t, w.client("eve"), "a/")
-		changes.expectLines("all: a/1: ann; a/2: ann")
-		place := wait(t.Context(), t, bob, "a/1")
-		changes.expectLines("a/1: ann bob")
-		lock(t, bob, "a/3")
-		lock(t, bob, "b")
-		changes.expectLines("a/3: bob")
-		release(t, a)
-		changes.expectLines("a/1: bob")
-		next := place.expectHoldNow()
-		release(t, next)
-		changes.expectLines("a/1:")
-	})
+	for _, naming := range []bool{false, true} {
+		scenario(t, func(t *testing.T, w *testEnv) {
+			w.naming = naming
+			ann, bob := w.client("ann"), w.client("bob")
+			a := lock(t, ann, "a/1")
+			lock(t, ann, "a/2")
+			changes := watchChanges(t, w.client("eve"), "a/")
+			changes.expectLines("all: a/1: ann; a/2: ann")
+			place := wait(t.Context(), t, bob, "a/1")
+			changes.expectLines("a/1: ann bob")
+			lock(t, bob, "a/3")
+			lock(t, bob, "b")
+			changes.expectLines("a/3: bob")
+			release(t, a)
+			changes.expectLines("a/1: bob")
+			next := place.expectHoldNow()
+			release(t, next)
+			changes.expectLines("a/1:")
+		})
+	}
 }
 
 // A reading of all lines that takes long is repeated rarely, but changes with a name are yielded at once.
 func TestWatchChanges_readsAllForAtMostAThousandthOfTheTime(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
+		w.naming = true
 		ann := w.client("ann")
 		const slow = 50 * time.Millisecond
 		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
@@ -95,6 +100,7 @@ func TestWatchChanges_readsAllForAtMostAThousandthOfTheTime(t *testing.T) {
 // A busy machine makes a reading slow. The next one that is necessary does not wait in proportion.
 func TestWatchChanges_readsAllAgainWithin30Seconds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
+		w.naming = true
 		const slow = 10 * time.Second
 		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 			if c.Op == memstore.Read && c.Name == "" {
@@ -117,6 +123,7 @@ func TestWatchChanges_readsAllAgainWithin30Seconds(t *testing.T) {
 // While a reading of all lines waits for its time, changes with a name must not make the watch forget it.
 func TestWatchChanges_readsAllAfterwards(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
+		w.naming = true
 		ann, eve := w.client("ann"), w.client("eve")
 		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 			switch {
@@ -148,6 +155,7 @@ func TestWatchChanges_readsAllAfterwards(t *testing.T) {
 // Promise: P7
 func TestWatchChanges_readsAllAfterAnError(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
+		w.naming = true
 		ann := w.client("ann")
 		changes := watchChanges(t, w.client("eve"), "")
 		changes.expectLines("all:")
@@ -171,6 +179,7 @@ func TestWatchChanges_readsAllAfterAnError(t *testing.T) {
 // What a change costs does not depend on the number of lines.
 func TestWatchChanges_readsOnlyWhatChanged(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
+		w.naming = true
 		ann, bob := w.client("ann"), w.client("bob")
 		const n = 100
 		for i := range n {
@@ -204,6 +213,164 @@ func TestWatchChanges_invalidPrefix(t *testing.T) {
 		synctest.Wait()
 		if all := changes.all(); len(all) != 1 || all[0].err == nil {
 			t.Errorf("got %+v, want one error", all)
+		}
+	})
+}
+
+// A store that reports the lines itself reports each state of each of them, however short it was.
+func TestWatchChanges_everyState(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		changes := watchChanges(t, w.client("eve"), "a")
+		changes.expectLines("all:")
+		want := []string{"all:"}
+		for range 200 {
+			h := lock(t, ann, "a")
+			place := wait(t.Context(), t, bob, "a")
+			release(t, h)
+			release(t, place.expectHoldNow())
+			want = append(want, "a: ann", "a: ann bob", "a: bob", "a:")
+		}
+		lock(t, ann, "b")
+		synctest.Wait()
+		var got []string
+		for _, c := range changes.all() {
+			got = append(got, c.lines)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %d changes %q, want %d %q", len(got), got, len(want), want)
+		}
+	})
+}
+
+// Nothing is read for the changes of a store that reports the lines itself.
+func TestWatchChanges_exactReadsNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		w.faults(memstore.Fault{Err: errors.New("read")}, on(memstore.Read))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			time.Sleep(time.Second)
+			release(t, lock(t, ann, "a"))
+			time.Sleep(time.Minute)
+			cancel()
+		}()
+		n := 0
+		for c, err := range w.client("eve").WatchChanges(ctx, "") {
+			n++
+			if err != nil || !c.Exact || time.Since(c.At) > 0 || len(c.Lines) > 0 && len(c.Lines[0].Holders) > 0 && c.Lines[0].Holders[0].Remaining != 0 {
+				t.Errorf("got %+v, %v, want an exact change now, and no remaining times", c, err)
+			}
+		}
+		if n != 3 {
+			t.Errorf("got %d changes, want all lines, a hold, and its end", n)
+		}
+		w.heal()
+	})
+}
+
+// A loop that is too slow for each state gets the newest one.
+// Promise: P7
+func TestWatchChanges_slowLoopSeesLastState(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		ctx, cancel := context.WithCancel(t.Context())
+		last, n := "", 0
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for c, err := range w.client("eve").WatchChanges(ctx, "") {
+				if err != nil {
+					t.Error(err)
+				}
+				if n++; n == 2 {
+					time.Sleep(time.Minute)
+				}
+				for _, l := range c.Lines {
+					last = asText(l)
+				}
+			}
+		}()
+		synctest.Wait()
+		for range 5000 {
+			release(t, lock(t, ann, "a"))
+		}
+		lock(t, ann, "a")
+		time.Sleep(2 * time.Minute)
+		cancel()
+		<-done
+		if last != "a: ann" || n > 100 {
+			t.Errorf("got %d changes, the last one with %q; want fewer, and the last state", n, last)
+		}
+	})
+}
+
+// An outage ends no watch: the error is yielded, and then all lines.
+// Promise: P7
+func TestWatchChanges_outageOfAStoreThatReports(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		down := errors.New("the store is down")
+		c, err := stile.New(failingStore{w.store, down}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(context.Background())
+		changes := watchChanges(t, c, "")
+		synctest.Wait()
+		all := changes.all()
+		if len(all) != 2 || !errors.Is(all[0].err, down) || all[1].err != nil || all[1].lines != "all:" {
+			t.Errorf("got %+v, want the error and then all lines", all)
+		}
+	})
+}
+
+// failingStore is a store that reports an error at first.
+type failingStore struct {
+	*memstore.Store
+	err error
+}
+
+func (s failingStore) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	follow := caps.Follow
+	caps.Follow = func(ctx context.Context, prefix string, changed func(store.Changes)) error {
+		changed(store.Changes{Err: s.err})
+		return follow(ctx, prefix, changed)
+	}
+	return caps
+}
+
+func TestWatchChanges_exactEnds(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		denied := errors.New("permission denied")
+		eve := w.client("eve")
+		w.faults(memstore.Fault{Err: denied}, on(memstore.Watch))
+		refused := watchChanges(t, eve, "")
+		synctest.Wait()
+		refused.expectEnd(0, denied)
+		w.heal()
+		for range 100 {
+			changes := watchChanges(t, eve, "")
+			changes.stop()
+			<-changes.done
+			for _, c := range changes.all() {
+				if c.err != nil {
+					t.Fatalf("got the error %v at the end of the context", c.err)
+				}
+			}
+		}
+		for range eve.WatchChanges(t.Context(), "") {
+			break
+		}
+		for range 100 {
+			closing := w.client("closing")
+			changes := watchChanges(t, closing, "")
+			if err := closing.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-changes.done
+			changes.expectEnd(len(changes.all())-1, stile.ErrClosed)
 		}
 	})
 }

@@ -31,6 +31,16 @@ type testEnv struct {
 
 	oneByOne bool // the clients cannot join several lines in one step
 	deaf     bool // the clients get no reports of waiters
+	naming   bool // the store reports only the names of lines that may have changed
+}
+
+// namingStore is a store without the capability Follow.
+type namingStore struct{ store.Store }
+
+func (s namingStore) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	caps.Follow = nil
+	return caps
 }
 
 // oneByOneStore is a store without the capability EnqueueAll.
@@ -75,6 +85,9 @@ func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Cli
 	}
 	if w.deaf {
 		st = deafStore{w.store}
+	}
+	if w.naming {
+		st = namingStore{st}
 	}
 	c, err := stile.New(st, opts)
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/metrics"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
 	"github.com/stilelock/stile/internal/lockclass"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -33,6 +34,17 @@ type world struct {
 	st *memstore.Store
 	o  *observe.Observer
 	c  *metrics.Collector
+
+	reads bool // the store only reports the names of lines that may have changed
+}
+
+// withoutFollow is a store that does not report changes itself.
+type withoutFollow struct{ store.Store }
+
+func (s withoutFollow) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	caps.Follow = nil
+	return caps
 }
 
 // collected calls run with a store. The observer is started by start.
@@ -43,7 +55,11 @@ func collected(t *testing.T, run func(t *testing.T, w *world)) {
 
 func (w *world) client() *stile.Client {
 	w.Helper()
-	c, err := stile.New(w.st, &stile.Options{TTL: ttl})
+	var st store.Store = w.st
+	if w.reads {
+		st = withoutFollow{st}
+	}
+	c, err := stile.New(st, &stile.Options{TTL: ttl})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -380,6 +396,7 @@ func TestCollector_outage(t *testing.T) {
 
 func TestCollector_measuresReadings(t *testing.T) {
 	collected(t, func(t *testing.T, w *world) {
+		w.reads = true
 		ann := w.client()
 		w.st.SetFaults(func(c memstore.Call) memstore.Fault {
 			if c.Op == memstore.Read {

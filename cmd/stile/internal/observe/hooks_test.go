@@ -99,8 +99,8 @@ func TestHooks_reading(t *testing.T) {
 				t.Errorf("got %+v, want %v for a success", r, slow.ReplyDelay)
 			}
 		}
-		if seen[observe.ReadAll] == 0 || seen[observe.ReadChanged] == 0 || seen[observe.ReadLease] == 0 || seen[""] != reads/10 {
-			t.Errorf("got the readings %v, want all kinds, and %d errors", seen, reads/10)
+		if seen[observe.ReadAll] == 0 || (seen[observe.ReadChanged] == 0) != w.exact || seen[observe.ReadLease] == 0 || seen[""] != reads/10 {
+			t.Errorf("got the readings %v, want all kinds, without those of changes if they are exact, and %d errors", seen, reads/10)
 		}
 	})
 }

@@ -34,8 +34,9 @@ type Observer struct {
 	awaited bool                      // somebody waits for a change
 	opened  chan struct{}             // has a value if there is a session whose lease has not been read
 	status  Status
-	watched outcome // of the watch's last reading
-	sampled outcome // of the last reading of a lease, or a later success of the watch
+	turned  chan struct{} // closed and replaced when the status changes
+	watched outcome       // of the watch's last reading
+	sampled outcome       // of the last reading of a lease, or a later success of the watch
 
 	hooks Hooks // not changed while Run runs
 }
@@ -59,7 +60,7 @@ func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 		client: client, prefix: prefix, boot: rand.Text(),
 		lines: make(map[string]*followed), leases: make(leases), looked: make(map[string]time.Time),
 		history: newHistory(), broken: make(map[brokenEntry]time.Time),
-		changed: make(chan struct{}), opened: make(chan struct{}, 1), status: Status{Since: time.Now()},
+		changed: make(chan struct{}), opened: make(chan struct{}, 1), turned: make(chan struct{}), status: Status{Since: time.Now()},
 	}
 }
 
@@ -126,6 +127,8 @@ func (o *Observer) setStatusLocked(err error) {
 		return
 	}
 	o.status = Status{Read: o.status.Read || err == nil, Err: err, Since: time.Now()}
+	close(o.turned)
+	o.turned = make(chan struct{})
 	o.notifyLocked()
 }
 
@@ -315,14 +318,41 @@ func (o *Observer) Last() uint64 {
 	return o.history.last
 }
 
-// Wait waits until there is an update after the given number, the status has changed, or ctx has ended.
+// WaitStatus waits until the status has changed, or ctx has ended.
+func (o *Observer) WaitStatus(ctx context.Context, seen Status) {
+	o.mu.Lock()
+	turned, now := o.turned, o.status
+	o.mu.Unlock()
+	if differs(now, seen) {
+		return
+	}
+	select {
+	case <-turned:
+	case <-ctx.Done():
+	}
+}
+
+// differs reports whether a status is another one, not only another error.
+func differs(a, b Status) bool { return a.Read != b.Read || (a.Err == nil) != (b.Err == nil) }
+
+// waitInterval is the minimum duration of Wait.
+const waitInterval = 100 * time.Millisecond
+
+// Wait waits until there is an update after the given number, the status has changed, or ctx has ended. Unless ctx
+// ends, it takes a tenth of a second at least: there may be hundreds of updates a second, and a reader gets all of
+// that time together.
 func (o *Observer) Wait(ctx context.Context, after uint64, seen Status) {
+	select {
+	case <-time.After(waitInterval):
+	case <-ctx.Done():
+		return
+	}
 	for {
 		o.mu.Lock()
 		changed, last, now := o.changed, o.history.last, o.status
 		o.awaited = true
 		o.mu.Unlock()
-		if last != after || now.Read != seen.Read || (now.Err == nil) != (seen.Err == nil) {
+		if last != after || differs(now, seen) {
 			return
 		}
 		select {

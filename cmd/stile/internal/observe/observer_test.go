@@ -12,6 +12,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -21,23 +22,42 @@ const ttl = 15 * time.Second
 type world struct {
 	t     *testing.T
 	st    *memstore.Store
+	exact bool // the store reports each state of a line; otherwise the observer reads lines that may have changed
 	o     *observe.Observer
 	ttl   time.Duration // of the sessions of new clients
 	hooks observe.Hooks // of the observer
 }
 
-// observed calls run with a store. The observer is started by start.
+// observed calls run with a store that reports each state of a line, and with one that does not. The observer is
+// started by start.
 func observed(t *testing.T, run func(t *testing.T, w *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, st: memstore.New(), ttl: ttl}
-		run(t, w)
-	})
+	for name, exact := range map[string]bool{"exact": true, "read": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &world{t: t, st: memstore.New(), exact: exact, ttl: ttl}
+				run(t, w)
+			})
+		})
+	}
+}
+
+// withoutFollow is a store that only reports the names of lines that may have changed.
+type withoutFollow struct{ store.Store }
+
+func (s withoutFollow) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	caps.Follow = nil
+	return caps
 }
 
 func (w *world) client(command string) *stile.Client {
 	w.t.Helper()
-	c, err := stile.New(w.st, &stile.Options{TTL: w.ttl, Owner: stile.Owner{Command: command}})
+	var st store.Store = w.st
+	if !w.exact {
+		st = withoutFollow{w.st}
+	}
+	c, err := stile.New(st, &stile.Options{TTL: w.ttl, Owner: stile.Owner{Command: command}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -452,7 +472,7 @@ func TestObserver_outage(t *testing.T) {
 		defer cancel()
 		w.lock(ann, "a")
 		s := w.nextStatus(ctx)
-		if !s.Read || !errors.Is(s.Err, down) || time.Since(s.Since) > 0 {
+		if !s.Read || !errors.Is(s.Err, down) || time.Since(s.Since) > 100*time.Millisecond {
 			t.Errorf("status in an outage: got %+v, want the error since now", s)
 		}
 		w.st.SetFaults(nil)

@@ -17,7 +17,6 @@ import (
 )
 
 const (
-	eventInterval     = 100 * time.Millisecond // between two messages to a reader
 	heartbeatInterval = 15 * time.Second
 	eventTimeout      = 10 * time.Second // for a reader to take a message
 	// maxChangedLines limits the size of a message. A reader that has missed more reads all lines, in pages.
@@ -109,7 +108,6 @@ func (p *Page) stream(ctx context.Context, w http.ResponseWriter, prefix, after 
 		if time.Since(to.last) >= heartbeatInterval {
 			to.heartbeat(number)
 		}
-		pause(ctx, eventInterval)
 		waiting, cancel := context.WithDeadline(ctx, to.last.Add(heartbeatInterval))
 		p.observer.Wait(waiting, number, seen)
 		cancel()
@@ -136,14 +134,6 @@ func (p *Page) sendUpdates(to *reader, after uint64, prefix string) (last uint64
 		to.send("lines", last, changed)
 	}
 	return last
-}
-
-// pause waits for a time, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
 
 // reader is a client that reads events.

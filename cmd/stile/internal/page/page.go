@@ -276,7 +276,7 @@ func (p *Page) observe() {
 func (p *Page) logOutages() {
 	before := observe.Status{}
 	for p.ending.Err() == nil {
-		last, now := p.observer.Last(), p.observer.Status()
+		now := p.observer.Status()
 		switch {
 		case now.Err != nil && before.Err == nil:
 			p.cfg.Logger.Warn("store cannot be read", "err", textOf(now.Err))
@@ -284,7 +284,7 @@ func (p *Page) logOutages() {
 			p.cfg.Logger.Info("store can be read again", "after", now.Since.Sub(before.Since).Round(time.Millisecond))
 		}
 		before = now
-		p.observer.Wait(p.ending, last, now)
+		p.observer.WaitStatus(p.ending, now)
 	}
 }
 

@@ -526,6 +526,13 @@ func TestPage_pagingWhileLinesComeAndGo(t *testing.T) {
 // crowded is a store with a few lines that have many waiters.
 type crowded struct{ store.Store }
 
+// Capabilities hides that the store reports changes itself, because Lines returns more than it has.
+func (s crowded) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	caps.Follow = nil
+	return caps
+}
+
 func (crowded) Lines(context.Context, string) iter.Seq2[store.Line, error] {
 	return func(yield func(store.Line, error) bool) {
 		for _, name := range []string{"0", "1", "2"} {
@@ -641,7 +648,7 @@ func TestPage_blame(t *testing.T) {
 	}
 }
 
-// refusing is a store whose watch is refused as long as that is set.
+// refusing is a store that refuses to be followed as long as that is set.
 type refusing struct {
 	store.Store
 	mu  sync.Mutex
@@ -654,14 +661,19 @@ func (s *refusing) set(err error) {
 	s.err = err
 }
 
-func (s *refusing) Watch(ctx context.Context, prefix string, changed func([]string)) error {
-	s.mu.Lock()
-	err := s.err
-	s.mu.Unlock()
-	if err != nil {
-		return err
+func (s *refusing) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	follow := caps.Follow
+	caps.Follow = func(ctx context.Context, prefix string, changed func(store.Changes)) error {
+		s.mu.Lock()
+		err := s.err
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		return follow(ctx, prefix, changed)
 	}
-	return s.Store.Watch(ctx, prefix, changed)
+	return caps
 }
 
 // If the store refuses to be watched, the answers say so, and the page tries again.

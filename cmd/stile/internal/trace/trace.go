@@ -42,7 +42,7 @@ func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err
 	defer cancel()
 	var r *recorder
 	var last uint64
-	for ctx.Err() == nil {
+	for {
 		status := o.Status()
 		updates, newest, known := o.Updates(last)
 		now := time.Now()
@@ -72,7 +72,14 @@ func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err
 			}
 			c.Progress(r.events)
 		}
-		o.Wait(ctx, newest, status)
+		if ctx.Err() != nil { // here, so that nothing is left out that came before
+			break
+		}
+		if r == nil {
+			o.WaitStatus(ctx, status)
+		} else {
+			o.Wait(ctx, newest, status)
+		}
 	}
 	if r == nil {
 		r = newRecorder(c, time.Now())

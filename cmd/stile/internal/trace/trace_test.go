@@ -622,8 +622,8 @@ func TestRecord_forATime(t *testing.T) {
 	recorded(t, func(t *testing.T, w *world) {
 		w.lock(w.client(on("a", 1)), "x")
 		w.st.SetFaults(func(c memstore.Call) memstore.Fault {
-			if c.Op == memstore.Read {
-				return memstore.Fault{ReplyDelay: 5 * time.Second}
+			if c.Op == memstore.Watch {
+				return memstore.Fault{Delay: 5 * time.Second}
 			}
 			return memstore.Fault{}
 		})
