@@ -17,213 +17,211 @@ type Blame struct {
 	Holder stile.Owner
 	// Waited is the sum over all waiters. Several holders share it equally.
 	Waited time.Duration
-	// Waiters and Holds are how many of them there were.
+	// Waiters and Holds are how many waiters waited, and for how many holds.
 	Waiters, Holds int
 }
 
 // Blame charges the waiting of the last hour to the holders at that time, the largest sum first. Waiting for a
-// free lock is charged to no holder. Waiting is known from since on; for a name with more changes than are kept
-// it is known from later on.
+// free lock is charged to no holder. Waiting is known from since on, which is a whole minute.
 func (o *Observer) Blame() (since time.Time, blame []Blame) {
-	now := time.Now()
 	o.mu.Lock()
-	since = latest(now.Add(-maxAge), o.began, o.history.begin)
-	var all []story
-	for name := range o.history.byName {
-		if o.waitedLocked(name) {
-			all = append(all, o.storyLocked(name, since))
-		}
+	defer o.mu.Unlock()
+	now := time.Now()
+	for name := range o.blame.lines {
+		o.blame.charge(o.lines[name].line, now) // it has entries
 	}
-	for name, f := range o.lines {
-		if o.history.byName[name] == nil && len(f.line.Waiters) > 0 {
-			all = append(all, o.storyLocked(name, since))
-		}
-	}
-	o.mu.Unlock()
-	for _, s := range all {
-		blame = append(blame, s.blame(now)...)
+	for _, c := range o.blame.sums(now) {
+		blame = append(blame, *c)
 	}
 	slices.SortFunc(blame, func(a, b Blame) int {
 		return cmp.Or(cmp.Compare(b.Waited, a.Waited), strings.Compare(a.Name, b.Name), strings.Compare(a.Holder.String(), b.Holder.String()))
 	})
-	return since, blame
-}
-
-// waitedLocked reports whether there may have been a waiter in a line with a history.
-func (o *Observer) waitedLocked(name string) bool {
-	if f := o.lines[name]; f != nil && len(f.line.Waiters) > 0 {
-		return true
-	}
-	for _, r := range o.history.byName[name] {
-		for i := range r.events {
-			if e := &r.events[i]; e.What == Waits || e.What == Left || e.What == Holds && e.known {
-				return true
-			}
-		}
-	}
-	return false
+	return latest(windowBegin(now), o.began, o.blame.begin), blame
 }
 
 func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
-// story is what is known about a line from begin on: what happened, and its present state.
-type story struct {
-	name   string
-	begin  time.Time
-	events [][]Event // of each update
-	line   stile.Line
+// blameInterval is the time whose waiting is summed up. The sums of an hour are kept, so what a lock costs does not
+// depend on how often it changes hands.
+const blameInterval = time.Minute
+
+// windowBegin returns when the hour begins that counts.
+func windowBegin(now time.Time) time.Time {
+	return now.Add(blameInterval - 1 - maxAge).Truncate(blameInterval)
 }
 
-func (o *Observer) storyLocked(name string, begin time.Time) story {
-	s := story{name: name, begin: begin, line: NoEntries(name)}
-	for _, r := range o.history.byName[name] {
-		s.events = append(s.events, r.events)
-	}
-	if f := o.lines[name]; f != nil {
-		s.line = f.line
-	}
-	if of := o.history.byName[name]; len(of) == maxPerName { // earlier events may be forgotten
-		s.begin = latest(begin, of[0].at)
-	}
-	return s
+// maxCharges limits the memory. What is beyond it is forgotten, the earliest first.
+const maxCharges = 65536
+
+// charges are what is charged to holders.
+type charges struct {
+	intervals []*chargedInterval   // in order
+	n         int                  // in all intervals
+	begin     time.Time            // what was charged before has been forgotten
+	lines     map[string]*chargees // lines with waiters, or with holders that were charged, by name
 }
 
-// span is a time in which an entry waited or held.
-type span struct {
-	entry    *stile.Entry
-	holds    bool
-	from, to time.Time
+// chargedInterval has the sums of an interval.
+type chargedInterval struct {
+	begin time.Time
+	sums  map[chargeKey]*Blame
 }
 
-// spans returns the spans of all entries.
-func (s story) spans(now time.Time) (all []span) {
-	open := make(map[identity]*span)
-	take := func(e *stile.Entry) *span {
-		p := place{entry: e}
-		for _, id := range []identity{p.identity(), p.identityWithoutToken()} { // a store may assign tokens late
-			if o := open[id]; o != nil {
-				delete(open, id)
-				return o
-			}
+// chargeKey is what holds that count together have in common.
+type chargeKey struct{ name, host, user, command, reason string }
+
+func keyOfCharge(name string, o *stile.Owner) chargeKey {
+	return chargeKey{name, o.Host, o.User, o.Command, o.Reason}
+}
+
+// chargees are the entries of a line.
+type chargees struct {
+	at time.Time // until when the waiting is charged
+	// Where each entry counts: in the last interval in which it was charged, or waited for the holder.
+	holds map[identity]*Blame
+	waits map[identity][]counted
+}
+
+// counted says where a waiter counts for a holder.
+type counted struct {
+	by chargeKey
+	in *Blame
+}
+
+func newCharges() charges { return charges{lines: make(map[string]*chargees)} }
+
+// change charges what was waited for until a line has changed. steps explain the change; they may be nil.
+func (c *charges) change(was, is stile.Line, steps []Event, now time.Time) {
+	c.charge(was, now)
+	of := c.lines[is.Name]
+	if of == nil {
+		if len(is.Waiters) > 0 {
+			c.lines[is.Name] = &chargees{at: now, holds: make(map[identity]*Blame), waits: make(map[identity][]counted)}
 		}
-		return nil
+		return
 	}
-	// end ends the span of an entry. If its begin was not seen, it is known from how long it lasted, or it is
-	// before everything else.
-	end := func(e *stile.Entry, holds bool, at time.Time, lasted time.Duration) {
-		sp := take(e)
+	for i := range steps {
+		p := place{entry: &steps[i].Entry}
+		if steps[i].What == Ended {
+			delete(of.holds, p.identity())
+		} else if steps[i].What != Waits {
+			delete(of.waits, p.identity())
+			delete(of.waits, p.identityWithoutToken()) // a store may assign tokens late
+		}
+	}
+	if len(is.Waiters) == 0 && len(of.holds) == 0 || Empty(is) {
+		delete(c.lines, is.Name)
+	}
+}
+
+// charge charges what was waited for in a line until now.
+func (c *charges) charge(l stile.Line, now time.Time) {
+	of := c.lines[l.Name]
+	if of == nil {
+		return
+	}
+	from := latest(of.at, windowBegin(now))
+	of.at = now
+	if len(l.Holders) == 0 || len(l.Waiters) == 0 {
+		return
+	}
+	for from.Before(now) { // usually once
+		in := c.interval(from, now)
+		to := in.begin.Add(blameInterval)
+		if to.After(now) {
+			to = now
+		}
+		share := to.Sub(from) * time.Duration(len(l.Waiters)) / time.Duration(len(l.Holders))
+		for i := range l.Holders {
+			c.chargeHolder(in, of, l, place{&l.Holders[i], true}, share)
+		}
+		from = to
+	}
+}
+
+func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, holder place, share time.Duration) {
+	key := keyOfCharge(l.Name, &holder.entry.Owner)
+	sum := in.sums[key]
+	if sum == nil {
+		sum = &Blame{Name: l.Name}
+		in.sums[key] = sum
+		c.n++
+	}
+	sum.Waited += share
+	sum.Holder = ownerOnly(holder.entry.Owner)
+	if id := holder.identity(); of.holds[id] != sum {
+		if before := of.holds[id]; before != nil {
+			before.Holds--
+		}
+		of.holds[id] = sum
+		sum.Holds++
+	}
+	for i := range l.Waiters {
+		id := place{entry: &l.Waiters[i]}.identity()
+		counts := of.waits[id]
+		j := slices.IndexFunc(counts, func(w counted) bool { return w.by == key })
 		switch {
-		case sp != nil:
-		case lasted > 0:
-			sp = &span{from: at.Add(-lasted)}
+		case j < 0:
+			of.waits[id] = append(counts, counted{key, sum})
+		case counts[j].in != sum:
+			counts[j].in.Waiters--
+			counts[j].in = sum
 		default:
-			sp = &span{from: s.begin}
+			continue
 		}
-		sp.entry, sp.holds, sp.from, sp.to = e, holds, latest(sp.from, s.begin), at
-		if sp.from.Before(sp.to) {
-			all = append(all, *sp)
-		}
+		sum.Waiters++
 	}
-	for _, update := range s.events {
-		for i := range update {
-			e := &update[i]
-			id := place{entry: &e.Entry}.identity()
-			switch e.What {
-			case Waits:
-				open[id] = &span{from: e.Time}
-			case Holds:
-				if e.known {
-					end(&e.Entry, false, e.Time, e.Waited)
-				}
-				open[id] = &span{from: e.Time}
-			case Ended:
-				end(&e.Entry, true, e.Time, e.Held)
-			case Left:
-				end(&e.Entry, false, e.Time, e.Waited)
-			}
-		}
-	}
-	for _, p := range places(s.line) {
-		end(p.entry, p.holds, now, 0)
-	}
-	return all
 }
 
-// charge is the account of the holds that count together.
-type charge struct {
-	Blame
-	waiters map[int]bool // indices of spans
+// interval returns the interval of a time that is not before the last one, and forgets old ones.
+func (c *charges) interval(t, now time.Time) *chargedInterval {
+	begin := t.Truncate(blameInterval)
+	if n := len(c.intervals); n > 0 && !c.intervals[n-1].begin.Before(begin) {
+		// Lines with fewer changes are charged later for the same time.
+		for i := n - 1; i >= 0; i-- {
+			if c.intervals[i].begin.Equal(begin) {
+				return c.intervals[i]
+			}
+		}
+	}
+	c.forget(now)
+	in := &chargedInterval{begin: begin, sums: make(map[chargeKey]*Blame)}
+	i, _ := slices.BinarySearchFunc(c.intervals, begin, func(in *chargedInterval, t time.Time) int { return in.begin.Compare(t) })
+	c.intervals = slices.Insert(c.intervals, i, in)
+	return in
 }
 
-// blame charges each moment of waiting to the holders at that moment.
-func (s story) blame(now time.Time) (blame []Blame) {
-	spans := s.spans(now)
-	type change struct {
-		at    time.Time
-		begin bool
-		span  int
+// forget forgets what is too old, and what is too much.
+func (c *charges) forget(now time.Time) {
+	begin := windowBegin(now)
+	for len(c.intervals) > 0 && (c.intervals[0].begin.Before(begin) || c.n > maxCharges && len(c.intervals) > 1) {
+		if first := c.intervals[0]; !first.begin.Before(begin) {
+			c.begin = first.begin.Add(blameInterval)
+		}
+		c.n -= len(c.intervals[0].sums)
+		c.intervals = slices.Delete(c.intervals, 0, 1)
 	}
-	var changes []change
-	for i, sp := range spans {
-		changes = append(changes, change{sp.from, true, i}, change{sp.to, false, i})
-	}
-	slices.SortStableFunc(changes, func(a, b change) int {
-		if order := a.at.Compare(b.at); order != 0 || a.begin == b.begin {
-			return order
-		}
-		if b.begin { // ends first: a hold that begins as a wait ends has not caused it
-			return -1
-		}
-		return 1
-	})
-	charges := make(map[account]*charge)
-	holding, waiting := make(map[int]*charge), make(map[int]bool)
-	var before time.Time
-	for _, c := range changes {
-		if lasted := c.at.Sub(before); len(holding) > 0 && len(waiting) > 0 {
-			share := lasted * time.Duration(len(waiting)) / time.Duration(len(holding))
-			for _, h := range holding {
-				h.Waited += share
-			}
-		}
-		before = c.at
-		sp := spans[c.span]
-		switch {
-		case !c.begin:
-			delete(holding, c.span)
-			delete(waiting, c.span)
-		case sp.holds:
-			h := charges[accountOf(sp.entry.Owner)]
-			if h == nil {
-				h = &charge{Blame{Name: s.name}, make(map[int]bool)}
-				charges[accountOf(sp.entry.Owner)] = h
-			}
-			h.Holder = ownerOnly(sp.entry.Owner)
-			h.Holds++
-			holding[c.span] = h
-			for w := range waiting {
-				h.waiters[w] = true
-			}
-		default:
-			waiting[c.span] = true
-			for _, h := range holding {
-				h.waiters[c.span] = true
-			}
-		}
-	}
-	for _, c := range charges {
-		if c.Waited > 0 {
-			c.Blame.Waiters = len(c.waiters)
-			blame = append(blame, c.Blame)
-		}
-	}
-	return blame
 }
 
-// account is what holds that count together have in common.
-type account struct{ host, user, command, reason string }
-
-func accountOf(o stile.Owner) account { return account{o.Host, o.User, o.Command, o.Reason} }
+// sums returns the sums of all intervals that count.
+func (c *charges) sums(now time.Time) map[chargeKey]*Blame {
+	c.forget(now)
+	sums := make(map[chargeKey]*Blame)
+	for _, in := range c.intervals {
+		for key, part := range in.sums {
+			sum := sums[key]
+			if sum == nil {
+				sum = &Blame{Name: part.Name}
+				sums[key] = sum
+			}
+			sum.Holder = part.Holder
+			sum.Waited += part.Waited
+			sum.Waiters += part.Waiters
+			sum.Holds += part.Holds
+		}
+	}
+	return sums
+}
 
 // ownerOnly returns an owner without what belongs to one of its holds.
 func ownerOnly(o stile.Owner) stile.Owner {

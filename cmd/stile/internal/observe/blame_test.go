@@ -134,3 +134,59 @@ func TestBlame_ofTheLastHour(t *testing.T) {
 		w.wantBlamed("")
 	})
 }
+
+// A lock that changes hands all the time is blamed for the whole hour, and each hold and waiter counts once.
+func TestBlame_ofABusyLock(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		if !w.exact {
+			return // a reading is late
+		}
+		w.ttl = 5 * time.Minute
+		ann, bob := w.client("ann"), w.client("bob")
+		w.start()
+		const rounds = 1000 // of 3 s
+		for range rounds {
+			h := w.lock(ann, "a")
+			b := w.later(bob.Mutex("a").Lock, time.Second)
+			time.Sleep(2 * time.Second)
+			w.release(h)
+			<-b
+		}
+		w.wantBlamed(fmt.Sprintf("a: ann %v, %d waiters, %d holds", 2*rounds*time.Second, rounds, rounds))
+	})
+}
+
+// A wait of many hours counts for the last one only.
+func TestBlame_ofALongWait(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := w.lock(ann, "a")
+		b := w.later(bob.Mutex("a").Lock, time.Second)
+		time.Sleep(time.Second)
+		w.start()
+		time.Sleep(5 * time.Hour)
+		since, _ := w.o.Blame()
+		w.wantBlamed(fmt.Sprintf("a: ann %v, 1 waiters, 1 holds", time.Since(since).Round(time.Second)))
+		w.release(h)
+		<-b
+		time.Sleep(2 * time.Hour)
+		w.wantBlamed("")
+	})
+}
+
+// A hold for which others wait, give up and wait again is one hold.
+func TestBlame_ofOneHold(t *testing.T) {
+	observed(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		w.start()
+		h := w.lock(ann, "a")
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, _ = bob.Mutex("a").Lock(ctx)
+			time.Sleep(time.Second)
+		}
+		w.wantBlamed("a: ann 30s, 3 waiters, 1 holds")
+		w.release(h)
+	})
+}

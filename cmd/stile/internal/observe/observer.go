@@ -28,6 +28,7 @@ type Observer struct {
 	looked  map[string]time.Time // names that somebody looks at, until then
 	names   []string             // their names in order; nil if that must be made again
 	history history
+	blame   charges
 	began   time.Time                 // when all lines were first read
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by a change that somebody waits for
@@ -59,7 +60,7 @@ func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 	return &Observer{
 		client: client, prefix: prefix, boot: rand.Text(),
 		lines: make(map[string]*followed), leases: make(leases), looked: make(map[string]time.Time),
-		history: newHistory(), broken: make(map[brokenEntry]time.Time),
+		history: newHistory(), blame: newCharges(), broken: make(map[brokenEntry]time.Time),
 		changed: make(chan struct{}), opened: make(chan struct{}, 1), turned: make(chan struct{}), status: Status{Since: time.Now()},
 	}
 }
@@ -187,6 +188,7 @@ func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) 
 	if len(events) > 0 && o.hooks.Changed != nil {
 		o.hooks.Changed(f.line, l, events)
 	}
+	o.blame.change(f.line, l, events, now)
 	f.follow(l)
 	if !exact {
 		o.leases.confirm(l, at)
