@@ -127,12 +127,12 @@ func (f *follower) putLocked(kv *mvccpb.KeyValue) (name string, changed bool) {
 	l := f.lineLocked(name)
 	i, entry := l.find(uint64(kv.CreateRevision), key)
 	stray := f.removeStrayLocked(l, key)
-	c, _, ok := f.store.keys.listed(kv)
+	d, _, ok := f.store.keys.decode(kv)
 	if ok && !entry {
 		l.entries = slices.Insert(l.entries, i, nil)
 	}
 	if ok {
-		l.entries[i] = &followedEntry{f.store.keys.decodeEntry(c), kv.ModRevision}
+		l.entries[i] = &followedEntry{d, kv.ModRevision}
 		return name, true
 	}
 	if entry {
@@ -416,8 +416,10 @@ func (p *followedKeys) verify(ctx context.Context, revision int64) error {
 	}
 	p.Lock()
 	defer p.Unlock()
-	p.took = time.Since(began)
-	p.scheduleLocked()
+	defer func() {
+		p.took = time.Since(began)
+		p.scheduleLocked()
+	}()
 	missing := p.revisionsLocked()
 	for _, kv := range kvs {
 		at, ok := missing[string(kv.Key)]

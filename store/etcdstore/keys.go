@@ -204,14 +204,22 @@ func (k keys) listed(kv *mvccpb.KeyValue) (c listedEntry, name string, ok bool) 
 	if !ok {
 		return listedEntry{}, "", false
 	}
+	var v value
+	if nonce != "" {
+		v, _ = decode(kv.Value)
+	}
+	return listedAs(kv, nonce, v), name, true
+}
+
+// listedAs returns the entry of a key with a nonce and a decoded value.
+func listedAs(kv *mvccpb.KeyValue, nonce string, v value) listedEntry {
 	e := line.Entry{ID: string(kv.Key), Order: uint64(kv.CreateRevision)}
 	if nonce != "" {
-		v, _ := decode(kv.Value)
 		e.Mode = v.Mode
 	} else if isShared(kv.Value) { // keys without a nonce are made for exclusive entries
 		e.Mode = line.Shared
 	}
-	return listedEntry{e, clientv3.LeaseID(kv.Lease), kv.Value}, name, true
+	return listedEntry{e, clientv3.LeaseID(kv.Lease), kv.Value}
 }
 
 func entries(cs []listedEntry) []line.Entry {

@@ -57,7 +57,7 @@ var defaultTimes = times{
 	recheckInterval: 2 * time.Second,
 	watchTimeout:    2 * time.Second,
 	resyncInterval:  5 * time.Second,
-	verifyInterval:  10 * time.Second,
+	verifyInterval:  time.Minute,
 	retryDelay:      attempts.MinTimeout,
 	answerTimeout:   attempts.MaxTimeout,
 	batchDelay:      5 * time.Millisecond,

@@ -87,7 +87,7 @@ func (k keys) buildLine(name string, kvs, limit []*mvccpb.KeyValue) (store.Line,
 	slices.SortFunc(cs, listedEntry.compare)
 	all := make([]*decodedEntry, 0, len(cs))
 	for _, c := range cs {
-		all = append(all, k.decodeEntry(c))
+		all = append(all, &decodedEntry{c.Entry, storeEntry(c), k.overwritten(c)})
 	}
 	return makeLine(name, all, strays, parseLimit(limit)), cs
 }
@@ -99,12 +99,24 @@ type decodedEntry struct {
 	overwritten bool
 }
 
-func (k keys) decodeEntry(c listedEntry) *decodedEntry {
-	return &decodedEntry{c.Entry, storeEntry(c), k.overwritten(c)}
+// decode returns the entry that a key is, and the name of its line.
+func (k keys) decode(kv *mvccpb.KeyValue) (d *decodedEntry, name string, ok bool) {
+	name, nonce, ok := k.parse(kv)
+	if !ok {
+		return nil, "", false
+	}
+	v, ours := decode(kv.Value)
+	c := listedAs(kv, nonce, v)
+	return &decodedEntry{c.Entry, decodedStoreEntry(c, v, ours), k.overwritten(c)}, name, true
 }
 
 func storeEntry(c listedEntry) store.Entry {
 	v, ours := decode(c.Value)
+	return decodedStoreEntry(c, v, ours)
+}
+
+// decodedStoreEntry is storeEntry for a value that was decoded.
+func decodedStoreEntry(c listedEntry, v value, ours bool) store.Entry {
 	session := leaseText(c.Lease)
 	if c.Lease == 0 { // it was overwritten
 		session = keyLease(c.ID)

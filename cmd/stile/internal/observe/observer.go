@@ -33,7 +33,7 @@ type Observer struct {
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by a change that somebody waits for
 	awaited bool                      // somebody waits for a change
-	opened  chan struct{}             // has a value if there is a session whose lease has not been read
+	unread  chan struct{}             // has a value if the lease of a session has not been read, or somebody looks at it
 	status  Status
 	turned  chan struct{} // closed and replaced when the status changes
 	watched outcome       // of the watch's last reading
@@ -61,7 +61,7 @@ func NewWithPrefix(client *stile.Client, prefix string) *Observer {
 		client: client, prefix: prefix, boot: rand.Text(),
 		lines: make(map[string]*followed), leases: make(leases), looked: make(map[string]time.Time),
 		history: newHistory(), blame: newCharges(), broken: make(map[brokenEntry]time.Time),
-		changed: make(chan struct{}), opened: make(chan struct{}, 1), turned: make(chan struct{}), status: Status{Since: time.Now()},
+		changed: make(chan struct{}), unread: make(chan struct{}, 1), turned: make(chan struct{}), status: Status{Since: time.Now()},
 	}
 }
 
@@ -193,10 +193,7 @@ func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) 
 	if !exact {
 		o.leases.confirm(l, at)
 	} else if o.leases.seeAll(l, at) {
-		select {
-		case o.opened <- struct{}{}:
-		default:
-		}
+		o.wakeSampler()
 	}
 	if Empty(l) {
 		delete(o.lines, l.Name)

@@ -97,15 +97,14 @@ func (w *world) release(h *stile.Hold) {
 	}
 }
 
-// nextStatus waits until the status changes between success and error, or ctx ends.
-func (w *world) nextStatus(ctx context.Context) observe.Status {
-	seen := w.o.Status()
+// awaitStatus waits until the status is an error or a success, or ctx ends.
+func (w *world) awaitStatus(ctx context.Context, failed bool) observe.Status {
 	for {
-		last, now := w.o.Last(), w.o.Status()
-		if (now.Err == nil) != (seen.Err == nil) || ctx.Err() != nil {
+		now := w.o.Status()
+		if (now.Err != nil) == failed || ctx.Err() != nil {
 			return now
 		}
-		w.o.Wait(ctx, last, seen)
+		w.o.WaitStatus(ctx, now)
 	}
 }
 
@@ -471,12 +470,12 @@ func TestObserver_outage(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		w.lock(ann, "a")
-		s := w.nextStatus(ctx)
+		s := w.awaitStatus(ctx, true)
 		if !s.Read || !errors.Is(s.Err, down) || time.Since(s.Since) > 100*time.Millisecond {
 			t.Errorf("status in an outage: got %+v, want the error since now", s)
 		}
 		w.st.SetFaults(nil)
-		if s := w.nextStatus(ctx); s.Err != nil {
+		if s := w.awaitStatus(ctx, false); s.Err != nil {
 			t.Errorf("status after the outage: got %+v, want a success", s)
 		}
 		w.wantTold("a", "ann holds")
@@ -508,12 +507,12 @@ func TestObserver_outageBetweenReadings(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			w.o.Look([]string{"a"})
-			if s := w.nextStatus(ctx); s.Err == nil {
+			if s := w.awaitStatus(ctx, true); s.Err == nil {
 				t.Errorf("status in an outage with %+v: got %+v, want its error", silent, s)
 			}
 			w.st.SetFaults(nil)
 			w.o.Look([]string{"a"})
-			if s := w.nextStatus(ctx); s.Err != nil {
+			if s := w.awaitStatus(ctx, false); s.Err != nil {
 				t.Errorf("status after the outage: got %+v, want a success", s)
 			}
 		}
@@ -536,12 +535,12 @@ func TestObserver_outageOfALineThatEnded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		w.o.Look([]string{"a"})
-		if s := w.nextStatus(ctx); s.Err == nil {
+		if s := w.awaitStatus(ctx, true); s.Err == nil {
 			t.Fatalf("status in an outage: got %+v, want its error", s)
 		}
 		w.st.SetFaults(nil)
 		w.release(h)
-		if s := w.nextStatus(ctx); s.Err != nil {
+		if s := w.awaitStatus(ctx, false); s.Err != nil {
 			t.Errorf("status after the outage: got %+v, want a success", s)
 		}
 	})

@@ -31,6 +31,15 @@ func (o *Observer) Look(names []string) {
 			o.looked[name] = until
 		}
 	}
+	o.wakeSampler()
+}
+
+// wakeSampler makes sample begin before the next tick.
+func (o *Observer) wakeSampler() {
+	select {
+	case o.unread <- struct{}{}:
+	default:
+	}
 }
 
 // sample reads leases again until ctx ends. A renewal is no change that the store reports.
@@ -42,7 +51,7 @@ func (o *Observer) sample(ctx context.Context) {
 		select {
 		case <-ticker.C:
 			budget = sampleBudget
-		case <-o.opened: // a short hold may be over at the next tick
+		case <-o.unread: // a short hold may be over at the next tick
 		case <-ctx.Done():
 			return
 		}
