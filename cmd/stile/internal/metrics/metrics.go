@@ -1,7 +1,8 @@
 // Package metrics counts what an observer sees in a store, for Prometheus. Its labels are classes of locks,
 // never their names.
 //
-// The observer reads the store at most ten times a second. What is undone between two readings is not seen:
+// On etcd the observer gets every state of every lock with at most 128 entries, so the counters are exact. Other
+// stores it reads at most ten times a second. What is undone between two readings is not seen:
 // the counters are too small for locks that are held for less than that, and times are exact to that. A
 // hand-over between goroutines of one client is not seen at all, because the store does not see it.
 //
