@@ -119,7 +119,7 @@ func (c *Client) followChanges(ctx context.Context, prefix string) iter.Seq2[Cha
 			if ctx.Err() != nil {
 				return
 			}
-			change, err := Change{All: found.All, At: found.At, Exact: true}, found.Err
+			change, err := Change{Lines: make([]Line, 0, len(found.Lines)), All: found.All, At: found.At, Exact: true}, found.Err
 			if err != nil {
 				change, err = Change{}, fmt.Errorf("stile: watch %q: %w", prefix, err)
 			}

@@ -181,7 +181,8 @@ func TestFollow_showsWhatLinesShows(t *testing.T) {
 		put("jobs/1f", "no lease")
 		put("jobs", "x")
 		put("jobsx/"+fmt.Sprintf("%x", int64(foreign.ID)), "", clientv3.WithLease(foreign.ID))
-		put("jobs/nightly/"+se.ID(), "overwritten")
+		put("jobs/nightly/"+fmt.Sprintf("%x", int64(foreign.ID)), "", clientv3.WithLease(foreign.ID))
+		put("jobs/nightly/"+fmt.Sprintf("%x", int64(foreign.ID)), "overwritten")
 		if _, err := se.Enqueue(t.Context(), store.Request{Name: "jobs/slots", Mode: line.Slot(3), Notify: func(store.Standing) {}}); err != nil {
 			t.Fatal(err)
 		}

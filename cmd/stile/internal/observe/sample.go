@@ -13,8 +13,9 @@ import (
 
 const (
 	sampleInterval = 500 * time.Millisecond
-	sampleBudget   = 25 // readings in each interval
-	sampleReaders  = 8  // readings at the same time
+	sampleBudget   = 25                    // readings in each interval
+	sampleReaders  = 8                     // readings at the same time
+	samplePause    = 50 * time.Millisecond // between two looks at all sessions
 	sampleTimeout  = 5 * time.Second
 	minSampleAge   = time.Second
 	lookDuration   = 5 * time.Second
@@ -48,10 +49,14 @@ func (o *Observer) sample(ctx context.Context) {
 	defer ticker.Stop()
 	budget := sampleBudget
 	for {
+		unread := o.unread
+		if budget == 0 {
+			unread = nil
+		}
 		select {
 		case <-ticker.C:
 			budget = sampleBudget
-		case <-o.unread: // a short hold may be over at the next tick
+		case <-unread: // a short hold may be over at the next tick
 		case <-ctx.Done():
 			return
 		}
@@ -78,6 +83,10 @@ func (o *Observer) sample(ctx context.Context) {
 			})
 		}
 		readers.Wait()
+		select {
+		case <-time.After(samplePause):
+		case <-ctx.Done():
+		}
 	}
 }
 
