@@ -8,6 +8,7 @@ import (
 	"log"
 	"time"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
@@ -225,6 +226,53 @@ func ExampleLine() {
 	// Output:
 	// ann exclusive admitted: true
 	// bob exclusive admitted: false
+}
+
+// A program that shows locks follows their lines: it misses no state, and reads nothing again.
+func ExampleChanges() {
+	st := memstore.New()
+	follow := st.Capabilities().Follow
+	if follow == nil {
+		log.Fatal("this store only says which lines may have changed: use Watch")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	_ = follow(ctx, "deploy/", func(c store.Changes) {
+		switch {
+		case c.Err != nil:
+			fmt.Println("the lines are not known:", c.Err)
+			return
+		case c.All: // at first, and after some states were left out
+			fmt.Println("all:", len(c.Lines))
+			go lockAndRelease(st, "deploy/web")
+		}
+		for _, l := range c.Lines {
+			fmt.Printf("%s: %d entries\n", l.Name, len(l.Entries))
+			if len(l.Entries) == 0 {
+				cancel()
+			}
+		}
+	})
+	// Output:
+	// all: 0
+	// deploy/web: 1 entries
+	// deploy/web: 0 entries
+}
+
+func lockAndRelease(st store.Store, name string) {
+	ctx := context.Background()
+	client, err := stile.New(st, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	hold, err := client.Mutex(name).Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := hold.Release(ctx); err != nil {
+		log.Fatal(err)
+	}
+	_ = client.Close(ctx)
 }
 
 // An owner is for people: it says who holds a lock, what it waits for, and what it runs under.

@@ -27,7 +27,7 @@ var (
 		"refused": "retry.go", "retry": "retry.go", "retryBounded": "retry.go",
 		"withdrawAfter": "outlast.go", "setOwner": "owner.go", "downgrade": "downgrade.go", "mark": "marker.go", "clearMarks": "marker.go",
 		"notifyContended": "contended.go", "requeue": "requeue.go", "claimNumber": "number.go", "setLimit": "limit.go", "enqueueAll": "enqueueall.go",
-		"setRecord": "record.go", "follow": "follow.go", "Examine": "examine.go",
+		"setRecord": "record.go", "followLines": "follow.go", "Examine": "examine.go",
 	}
 )
 

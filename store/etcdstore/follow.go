@@ -17,12 +17,12 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// follow is [store.Capabilities.Follow]. It reads all keys of entries and limits at one revision, and keeps
+// followLines is [store.Capabilities.Follow]. It reads all keys of entries and limits at one revision, and keeps
 // what they say in memory. From then on the events of a watch say everything.
 //
 // The keys of entries and those of limits have a watch each, unless prefix is empty. Then a changed limit may be
 // seen a moment before or after changes of the entries that were made at the same time.
-func (s *Store) follow(ctx context.Context, prefix string, changed func(store.Changes)) error {
+func (s *Store) followLines(ctx context.Context, prefix string, changed func(store.Changes)) error {
 	f := &follower{store: s, prefix: prefix, lines: make(map[string]*followedLine)}
 	return watchpump.Follow(ctx, f, changed, func(ctx context.Context, feed *watchpump.Feed) error {
 		f.feed = feed
@@ -39,7 +39,7 @@ func (s *Store) follow(ctx context.Context, prefix string, changed func(store.Ch
 	})
 }
 
-// follower is one call of follow in progress. It implements [watchpump.Lines].
+// follower is one call of followLines in progress. It implements [watchpump.Lines].
 type follower struct {
 	store  *Store
 	prefix string
@@ -76,16 +76,16 @@ func (s followedStray) compare(key string) int { return cmp.Compare(s.key, key) 
 // cluster. Others are not mentioned in the remarks of their lines.
 const maxStrays = 10_000
 
-// Len implements [watchpump.Lines].
-func (f *follower) Len(name string) int {
+// LenLocked implements [watchpump.Lines].
+func (f *follower) LenLocked(name string) int {
 	if l := f.lines[name]; l != nil {
 		return len(l.entries)
 	}
 	return 0
 }
 
-// Line implements [watchpump.Lines].
-func (f *follower) Line(name string) store.Line {
+// LineLocked implements [watchpump.Lines].
+func (f *follower) LineLocked(name string) store.Line {
 	l := f.lines[name]
 	if l == nil {
 		l = &followedLine{}
@@ -101,12 +101,12 @@ func (f *follower) Line(name string) store.Line {
 	return makeLine(name, entries, strays, l.limit)
 }
 
-// All implements [watchpump.Lines].
-func (f *follower) All() []store.Line {
+// AllLocked implements [watchpump.Lines].
+func (f *follower) AllLocked() []store.Line {
 	var all []store.Line
 	for _, name := range slices.Sorted(maps.Keys(f.lines)) {
-		if f.Len(name) > 0 {
-			all = append(all, f.Line(name))
+		if f.LenLocked(name) > 0 {
+			all = append(all, f.LineLocked(name))
 		}
 	}
 	return all

@@ -36,7 +36,7 @@ type times struct {
 	// resyncInterval is how long the watch of [Store.Watch] may deliver no events before another replaces
 	// it, and how often a limit is read again: a watch may have stopped.
 	resyncInterval time.Duration
-	// verifyInterval is the minimum time between two comparisons of the lines that follow keeps with etcd's keys.
+	// verifyInterval is the minimum time between two comparisons of the lines that followLines keeps with etcd's keys.
 	verifyInterval time.Duration
 	// retryDelay is how long the first attempt to delete an entry may take before another is made.
 	retryDelay time.Duration

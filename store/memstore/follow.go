@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// follower is one call of follow in progress. It implements [watchpump.Lines].
+// follower is one call of followLines in progress. It implements [watchpump.Lines].
 type follower struct {
 	store   *Store
 	prefix  string
@@ -20,9 +20,9 @@ type follower struct {
 	delayed []store.Line          // states to be passed on, in order
 }
 
-// follow is [store.Capabilities.Follow]. A fault on [Watch] applies to its start, and one on [Notify] delays
+// followLines is [store.Capabilities.Follow]. A fault on [Watch] applies to its start, and one on [Notify] delays
 // what it reports.
-func (s *Store) follow(ctx context.Context, prefix string, changed func(store.Changes)) error {
+func (s *Store) followLines(ctx context.Context, prefix string, changed func(store.Changes)) error {
 	f := &follower{store: s, prefix: prefix, lines: make(map[string]store.Line)}
 	return watchpump.Follow(ctx, f, changed, func(ctx context.Context, feed *watchpump.Feed) error {
 		f.feed = feed
@@ -63,10 +63,10 @@ func (s *Store) followedLineLocked(name string) store.Line {
 func (f *follower) Lock()   { f.store.mu.Lock() }
 func (f *follower) Unlock() { f.store.mu.Unlock() }
 
-func (f *follower) Len(name string) int         { return len(f.lines[name].Entries) }
-func (f *follower) Line(name string) store.Line { return f.lines[name] }
+func (f *follower) LenLocked(name string) int         { return len(f.lines[name].Entries) }
+func (f *follower) LineLocked(name string) store.Line { return f.lines[name] }
 
-func (f *follower) All() []store.Line {
+func (f *follower) AllLocked() []store.Line {
 	var all []store.Line
 	for _, name := range slices.Sorted(maps.Keys(f.lines)) {
 		if l := f.lines[name]; len(l.Entries) > 0 {

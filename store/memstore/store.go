@@ -57,7 +57,7 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
 		ReleaseAfter: true, OwnerUpdates: true, Downgrades: true, Contention: true, Requeue: true, SlotNumbers: true, ClearMarks: s.clearMarks,
-		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll, Record: s.record, Follow: s.follow,
+		SetLimit: s.setLimit, EnqueueAll: s.enqueueAll, Record: s.record, Follow: s.followLines,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

@@ -406,11 +406,23 @@ func ordersOfEntries(entries []*entry) (all []string) {
 }
 
 // arrivalOrder returns the order that the entry got when it joined.
-func (p *entry) arrivalOrder() (order uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, st := range p.received {
-		order = max(order, st.Order)
+func (p *entry) arrivalOrder() uint64 {
+	p.client.w.t.Helper()
+	for timer := time.NewTimer(p.client.w.h.Grace); ; {
+		var order uint64
+		p.mu.Lock()
+		for _, st := range p.received {
+			order = max(order, st.Order)
+		}
+		changed := p.changed
+		p.mu.Unlock()
+		if order > 0 {
+			return order
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			p.client.w.t.Fatalf("session %s, lock %q: Notify was not called with an order", p.client.ID(), p.name)
+		}
 	}
-	return order
 }

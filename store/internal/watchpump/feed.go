@@ -23,11 +23,11 @@ const (
 type Lines interface {
 	sync.Locker
 
-	// Len returns the number of entries of a line, Line the line, and All all lines with entries, sorted by name.
-	// They are called with the lock held.
-	Len(name string) int
-	Line(name string) store.Line
-	All() []store.Line
+	// LenLocked returns the number of entries of a line, LineLocked the line, and AllLocked all lines with entries,
+	// sorted by name.
+	LenLocked(name string) int
+	LineLocked(name string) store.Line
+	AllLocked() []store.Line
 }
 
 // A Feed passes the states of lines to the callback of [store.Capabilities.Follow]. Its methods must be called
@@ -87,12 +87,12 @@ func (f *Feed) Step(names []string, at time.Time) {
 	}
 	lines := make([]store.Line, 0, len(names))
 	for _, name := range names {
-		if f.of.Len(name) > store.MaxFollowed {
+		if f.of.LenLocked(name) > store.MaxFollowed {
 			f.long[name] = struct{}{}
 			continue
 		}
 		delete(f.long, name)
-		lines = append(lines, f.of.Line(name))
+		lines = append(lines, f.of.LineLocked(name))
 	}
 	f.queue(lines, at)
 	if len(f.long) > 0 && f.tick == nil {
@@ -110,7 +110,7 @@ func (f *Feed) passLongLines() {
 	f.tick = nil
 	lines := make([]store.Line, 0, len(f.long))
 	for _, name := range slices.Sorted(maps.Keys(f.long)) {
-		lines = append(lines, f.of.Line(name))
+		lines = append(lines, f.of.LineLocked(name))
 	}
 	clear(f.long)
 	f.queue(lines, time.Now())
@@ -150,7 +150,7 @@ func (f *Feed) take() []store.Changes {
 	f.arrived.Clear()
 	taken := f.queued
 	if f.all {
-		taken = []store.Changes{{Lines: f.of.All(), All: true, At: f.allSince}}
+		taken = []store.Changes{{Lines: f.of.AllLocked(), All: true, At: f.allSince}}
 	}
 	f.queued, f.lines, f.all = nil, 0, false
 	return taken

@@ -22,16 +22,16 @@ type followedLines struct {
 	lines map[string]int // number of entries, by name
 }
 
-func (f *followedLines) Len(name string) int { return f.lines[name] }
+func (f *followedLines) LenLocked(name string) int { return f.lines[name] }
 
-func (f *followedLines) Line(name string) store.Line {
+func (f *followedLines) LineLocked(name string) store.Line {
 	return store.Line{Name: name, Entries: make([]store.Entry, f.lines[name])}
 }
 
-func (f *followedLines) All() (all []store.Line) {
+func (f *followedLines) AllLocked() (all []store.Line) {
 	for _, name := range slices.Sorted(maps.Keys(f.lines)) {
 		if f.lines[name] > 0 {
-			all = append(all, f.Line(name))
+			all = append(all, f.LineLocked(name))
 		}
 	}
 	return all
