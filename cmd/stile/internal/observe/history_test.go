@@ -1,0 +1,45 @@
+package observe
+
+import (
+	"testing"
+	"time"
+)
+
+// A lock that changes all the time does not displace what is known of others, and does not fill the memory.
+func TestHistory_busyLock(t *testing.T) {
+	t.Parallel()
+	h, now := newHistory(), time.Now()
+	h.add("quiet", now, make([]Event, 1))
+	for range 3 * maxTotal {
+		h.add("busy", now, make([]Event, 1))
+		h.forget(now)
+	}
+	if n := len(h.of("quiet")); n != 1 {
+		t.Errorf("got %d events of the quiet lock, want 1", n)
+	}
+	if n := len(h.of("busy")); n != maxPerName {
+		t.Errorf("got %d events of the busy lock, want %d", n, maxPerName)
+	}
+	if len(h.told) > 4*maxPerName || len(h.records) > maxTotal {
+		t.Errorf("%d updates with events and %d others are kept, want less", len(h.told), len(h.records))
+	}
+	if h.forget(now.Add(maxAge + 1)); len(h.byName)+len(h.told)+len(h.records)+h.known != 0 {
+		t.Errorf("after an hour there are %d names, %d and %d updates", len(h.byName), len(h.told), len(h.records))
+	}
+}
+
+// Many locks together are bounded too: the earliest events are forgotten.
+func TestHistory_manyLocks(t *testing.T) {
+	t.Parallel()
+	h, now := newHistory(), time.Now()
+	for i := range 2 * maxTotal {
+		h.add(string(rune('a'+i%500)), now.Add(time.Duration(i)), make([]Event, 1))
+		h.forget(now)
+	}
+	if h.known != maxTotal || len(h.told) > 3*maxTotal {
+		t.Errorf("got %d known updates in %d, want %d", h.known, len(h.told), maxTotal)
+	}
+	if want := now.Add(maxTotal - 1); h.begin.Before(want) {
+		t.Errorf("events are known from %v on, want %v", h.begin, want)
+	}
+}
