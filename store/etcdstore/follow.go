@@ -275,6 +275,9 @@ func (p *followedKeys) forgetLocked() {
 	}
 }
 
+// listedTogether is how many keys are listed in one request.
+const listedTogether = 10_000
+
 // list returns all keys and their revisions, but neither values nor leases, at a revision, and that revision. Zero
 // is the present. etcd has this in memory.
 func (p *followedKeys) list(ctx context.Context, revision int64) (kvs []*mvccpb.KeyValue, at int64, err error) {
@@ -286,7 +289,7 @@ func (p *followedKeys) list(ctx context.Context, revision int64) (kvs []*mvccpb.
 	for {
 		var resp *clientv3.GetResponse
 		err := p.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
-			resp, err = p.store.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize),
+			resp, err = p.store.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(listedTogether),
 				clientv3.WithRev(revision))
 			return err
 		})
