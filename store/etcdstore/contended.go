@@ -40,11 +40,12 @@ func (e *entry) awaitContention(ctx context.Context) bool {
 	s := e.session.store
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	joins := s.cli.Watch(ctx, s.keys.line(e.req.Name),
+	joins, ended := s.watcher.watch(ctx, s.keys.line(e.req.Name),
 		clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify())
 	// The first response reports that the watch has started; the read that follows shows earlier entries.
 	for resp := range joins {
-		if resp.Err() != nil {
+		if err := resp.Err(); err != nil {
+			ended(err)
 			return false
 		}
 		if !resp.Created && !slices.ContainsFunc(resp.Events, (*clientv3.Event).IsCreate) {

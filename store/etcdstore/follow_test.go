@@ -93,7 +93,7 @@ func wantChange(t *testing.T, changes <-chan store.Changes, want string) store.C
 // wantSameLines checks that a change of all lines has what Lines returns.
 func wantSameLines(t *testing.T, st store.Store, prefix string, all store.Changes) {
 	t.Helper()
-	lines, err := st.Lines(t.Context(), prefix)
+	lines, err := store.CollectLines(st.Lines(t.Context(), prefix))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +198,7 @@ func TestFollow_showsWhatLinesShows(t *testing.T) {
 		}
 		// The same lines have come as changes.
 		lines := make(map[string]store.Line)
-		want, err := st.Lines(t.Context(), "jobs")
+		want, err := store.CollectLines(st.Lines(t.Context(), "jobs"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -383,7 +384,7 @@ func (w *lineWatch) run() {
 		}
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
-		if errors.Is(err, errWatchSilent) || err != nil && staleToken(err.Error()) {
+		if errors.Is(err, errWatchSilent) {
 			stream++ // the gRPC stream is the likely cause
 			// The waiters must not depend on whether the next watch starts.
 			if _, err := w.reread(w.ctx); err != nil {
@@ -405,6 +406,26 @@ func onStream(ctx context.Context, n int) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "stile-watch", strconv.Itoa(n))
 }
 
+// A watcher opens watches for a store. The etcd client gets a token for each gRPC stream, and the server checks it
+// at each watch on the stream. When the token is stale, all watches must be opened on another stream.
+type watcher struct {
+	cli    *clientv3.Client
+	tokens atomic.Int64 // how many tokens have become stale
+}
+
+// watch opens a watch, as the etcd client does. The caller must pass its error to the returned function.
+func (w *watcher) watch(ctx context.Context, key string, opts ...clientv3.OpOption) (events clientv3.WatchChan, ended func(error)) {
+	n := w.tokens.Load()
+	if n > 0 {
+		ctx = metadata.AppendToOutgoingContext(ctx, "stile-token", strconv.FormatInt(n, 10))
+	}
+	return w.cli.Watch(ctx, key, opts...), func(err error) {
+		if err != nil && staleToken(err.Error()) {
+			w.tokens.CompareAndSwap(n, n+1)
+		}
+	}
+}
+
 var (
 	// errWatchSilent means that a watch did not start in time, or missed an event.
 	errWatchSilent = errors.New("the watch is silent")
@@ -418,7 +439,7 @@ func (s *Store) openWatch(
 	ctx context.Context, cancel context.CancelFunc, key string, opts ...clientv3.OpOption,
 ) (clientv3.WatchChan, error) {
 	timer := time.AfterFunc(s.times.watchTimeout, cancel)
-	events := s.cli.Watch(ctx, key, append(opts, clientv3.WithCreatedNotify())...)
+	events, ended := s.watcher.watch(ctx, key, append(opts, clientv3.WithCreatedNotify())...)
 	created, ok := <-events
 	switch {
 	case !timer.Stop():
@@ -426,6 +447,7 @@ func (s *Store) openWatch(
 	case ok && created.Created:
 		return events, nil
 	case created.Err() != nil:
+		ended(created.Err())
 		return nil, created.Err()
 	}
 	return nil, errWatchEnded

@@ -61,6 +61,7 @@ type Store struct {
 	pageSizes pageSizes
 	pace      attempts.Pace
 
+	watcher    watcher
 	heldKeys   *keyWatches
 	leases     leaseReadings
 	maxCatchUp int64 // [maxCatchUp], unless a test sets another
@@ -93,7 +94,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	}
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	s := &Store{
-		cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
+		cli: cli, watcher: watcher{cli: cli}, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
 		maxCatchUp: maxCatchUp, pages: opts.Pages, limits: defaultExamineLimits,
 		sessionOpened: opts.SessionOpened,
 	}
