@@ -512,6 +512,7 @@ func newBatchStore(t *testing.T, cli *clientv3.Client) *etcdstore.Store {
 	t.Helper()
 	st, times := newStore(t, cli, ""), noPollingTimes()
 	times.BatchDelay, times.RetryDelay = longInterval, longInterval
+	times.HeldWatchDelay = longInterval // the read of a held key is a transaction, too
 	st.SetTimes(times)
 	return st
 }

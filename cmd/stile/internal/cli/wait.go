@@ -65,6 +65,7 @@ func (w *wait) run(ctx context.Context) error {
 	}
 	signals := child.Listen()
 	defer signals.Close()
+	signals.Await()
 	ctx, listened := untilInterrupted(ctx, signals)
 	var line stile.Line
 	err := w.stdio.withClient(ctx, w.url, func(client *stile.Client) (err error) {
