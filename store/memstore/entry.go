@@ -23,6 +23,7 @@ type entry struct {
 	claim       *claim // its slot number, if it has one
 
 	admitted bool
+	ahead    int // how many entries must leave before it is admitted
 	gone     bool
 	cause    error
 	out      context.Context // ends when the entry leaves the line
@@ -118,16 +119,7 @@ func (e *entry) standingLocked() store.Standing {
 	if e.admitted {
 		return store.Standing{State: store.Admitted, Order: e.order}
 	}
-	s := e.session.store
-	var ahead []line.Mode
-	for _, other := range s.lines[e.req.Name] {
-		if other == e {
-			break
-		}
-		ahead = append(ahead, other.req.Mode)
-	}
-	n := line.Blocking(e.req.Mode.Within(s.limits[e.req.Name]), ahead)
-	return store.Standing{State: store.Waiting, Ahead: n, Order: e.order}
+	return store.Standing{State: store.Waiting, Ahead: e.ahead, Order: e.order}
 }
 
 // notifyContendedLocked calls the function that was passed to notifyContended, once, if an entry

@@ -177,15 +177,16 @@ func (s *Store) readLocked(name string) store.Line {
 	return l
 }
 
-// admitLocked marks the entries of a line that the rules admit. An admitted entry stays admitted.
+// admitLocked marks the entries of a line that the rules admit, and counts what the others wait for. An admitted
+// entry stays admitted. It must be called after each change of the line or its limit.
 func (s *Store) admitLocked(name string) {
 	entries := make([]line.Entry, 0, len(s.lines[name]))
 	for _, e := range s.lines[name] {
 		entries = append(entries, line.Entry{Order: e.order, Mode: e.req.Mode})
 	}
-	for i, admitted := range line.Admitted(entries, s.limits[name]) {
+	for i, blocked := range line.Blocked(entries, s.limits[name]) {
 		e := s.lines[name][i]
-		e.admitted = e.admitted || admitted
+		e.admitted, e.ahead = e.admitted || blocked == 0, blocked
 	}
 }
 
