@@ -34,7 +34,7 @@ func TestStore_conforms(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   2 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Markers},
+		Without: []storetest.Ability{storetest.Markers, storetest.Follow},
 	})
 }
 
@@ -56,6 +56,6 @@ func TestStore_conformsOnCluster(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   2 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Markers, storetest.Cut, storetest.EnqueueAll},
+		Without: []storetest.Ability{storetest.Markers, storetest.Cut, storetest.EnqueueAll, storetest.Follow},
 	})
 }

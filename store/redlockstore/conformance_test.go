@@ -48,7 +48,7 @@ func TestStore_conformsOnFiveMasters(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Downgrades, storetest.Markers, storetest.OwnerUpdates, storetest.Contention, storetest.Requeue, storetest.SlotNumbers, storetest.Limits, storetest.Records, storetest.EnqueueAll},
+		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Downgrades, storetest.Markers, storetest.OwnerUpdates, storetest.Contention, storetest.Requeue, storetest.SlotNumbers, storetest.Limits, storetest.Records, storetest.EnqueueAll, storetest.Follow},
 	})
 }
 
@@ -63,6 +63,6 @@ func TestStore_conformsOnThreeMasters(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   3 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Downgrades, storetest.Markers, storetest.OwnerUpdates, storetest.Contention, storetest.Requeue, storetest.SlotNumbers, storetest.Limits, storetest.Records, storetest.EnqueueAll, storetest.Cut},
+		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Downgrades, storetest.Markers, storetest.OwnerUpdates, storetest.Contention, storetest.Requeue, storetest.SlotNumbers, storetest.Limits, storetest.Records, storetest.EnqueueAll, storetest.Cut, storetest.Follow},
 	})
 }

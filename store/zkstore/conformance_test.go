@@ -32,7 +32,7 @@ func TestStore_conforms(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Downgrades, storetest.Markers, storetest.OwnerEvents},
+		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Downgrades, storetest.Markers, storetest.OwnerEvents, storetest.Follow},
 	})
 }
 
@@ -50,7 +50,7 @@ func TestStore_conformsWithDefaultConfig(t *testing.T) {
 		TTL:     40 * time.Second,
 		Brief:   8 * time.Second, // four ticks
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Downgrades, storetest.Markers, storetest.OwnerEvents, storetest.Cut},
+		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Downgrades, storetest.Markers, storetest.OwnerEvents, storetest.Cut, storetest.Follow},
 	})
 }
 
@@ -66,6 +66,6 @@ func TestStore_conformsOnEnsemble(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Downgrades, storetest.Markers, storetest.OwnerEvents, storetest.Cut},
+		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Downgrades, storetest.Markers, storetest.OwnerEvents, storetest.Cut, storetest.Follow},
 	})
 }
