@@ -20,8 +20,8 @@ import (
 // followLines is [store.Capabilities.Follow]. It reads all keys of entries and limits at one revision, and keeps
 // what they say in memory. From then on the events of a watch say everything.
 //
-// The keys of entries and those of limits have a watch each, unless prefix is empty. Then a changed limit may be
-// seen a moment before or after changes of the entries that were made at the same time.
+// The keys of limits have a watch of their own, unless they are among those that begin with prefix. Then a changed
+// limit may be seen a moment before or after the entries that changed with it.
 func (s *Store) followLines(ctx context.Context, prefix string, changed func(store.Changes)) error {
 	f := &follower{store: s, prefix: prefix, lines: make(map[string]*followedLine)}
 	return watchpump.Follow(ctx, f, changed, func(ctx context.Context, feed *watchpump.Feed) error {
@@ -32,8 +32,8 @@ func (s *Store) followLines(ctx context.Context, prefix string, changed func(sto
 			return (&prefixWatch{store: s, prefix: prefix, keys: keys, stream: stream, to: part}).run
 		}
 		lines := run(s.keys.prefix+prefix, 0)
-		if prefix == "" {
-			return lines(ctx) // the keys of the limits are among its keys
+		if s.keys.limitsAmong(prefix) {
+			return lines(ctx)
 		}
 		return runBoth(ctx, lines, run(s.keys.limits(prefix), 1))
 	})
@@ -49,6 +49,7 @@ type follower struct {
 	sync.Mutex
 	lines  map[string]*followedLine // by name; those of which something is known
 	strays int                      // in all lines
+	more   bool                     // there were strays that are not kept
 }
 
 // followedLine is what is known of one line.
@@ -143,6 +144,8 @@ func (f *follower) putLocked(kv *mvccpb.KeyValue) (name string, changed bool) {
 		l.strays = slices.Insert(l.strays, i, followedStray{key, kv.ModRevision})
 		f.strays++
 		stray = true
+	} else {
+		f.more = true
 	}
 	f.dropLocked(name)
 	return name, entry || stray && len(l.entries) > 0
@@ -237,16 +240,19 @@ type followedKeys struct {
 // begin implements [watchSink]. It reads all keys.
 func (p *followedKeys) begin(ctx context.Context) (from int64, err error) {
 	began := time.Now()
+	var kvs []*mvccpb.KeyValue
 	listed, revision, err := p.list(ctx, 0)
-	if err != nil {
-		return 0, err
-	}
-	kvs, err := p.read(ctx, listed, revision)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		kvs, err = p.read(ctx, listed, revision)
 	}
 	p.Lock()
 	defer p.Unlock()
+	if err != nil {
+		if p.unknownSince.IsZero() {
+			p.unknownSince = began
+		}
+		return 0, err
+	}
 	p.forgetLocked()
 	for _, kv := range kvs {
 		p.putLocked(kv)
@@ -254,10 +260,16 @@ func (p *followedKeys) begin(ctx context.Context) (from int64, err error) {
 	p.known, p.failed = true, false
 	p.took = time.Since(began)
 	p.scheduleLocked()
-	if !slices.ContainsFunc(p.parts, func(part *followedKeys) bool { return !part.known }) {
+	if p.allKnownLocked() {
 		p.feed.All(began)
 	}
 	return revision + 1, nil
+}
+
+// allKnownLocked reports whether all parts are known. Until then nothing is passed on: a line without one of its parts
+// is no state that it was ever in.
+func (f *follower) allKnownLocked() bool {
+	return !slices.ContainsFunc(f.parts, func(p *followedKeys) bool { return !p.known })
 }
 
 // forgetLocked forgets what the keys have said.
@@ -269,7 +281,7 @@ func (p *followedKeys) forgetLocked() {
 		}
 		if lines {
 			p.strays -= len(l.strays)
-			l.entries, l.strays = nil, nil
+			l.entries, l.strays, p.more = nil, nil, false
 		}
 		p.dropLocked(name)
 	}
@@ -370,8 +382,10 @@ func (p *followedKeys) events(evs []*clientv3.Event) {
 			names = append(names, name)
 		}
 		if i+1 == len(evs) || evs[i+1].Kv.ModRevision != ev.Kv.ModRevision {
-			slices.Sort(names)
-			p.feed.Step(slices.Compact(names), now)
+			if p.allKnownLocked() {
+				slices.Sort(names)
+				p.feed.Step(slices.Compact(names), now)
+			}
 			names = nil
 		}
 	}
@@ -423,10 +437,13 @@ func (p *followedKeys) verify(ctx context.Context, revision int64) error {
 		p.took = time.Since(began)
 		p.scheduleLocked()
 	}()
-	missing := p.revisionsLocked()
+	missing, once := p.revisionsLocked()
+	if !once {
+		return errOutOfStep
+	}
 	for _, kv := range kvs {
 		at, ok := missing[string(kv.Key)]
-		if ok && at != kv.ModRevision || !ok && p.strays < maxStrays {
+		if ok && at != kv.ModRevision || !ok && !p.more {
 			return errOutOfStep
 		}
 		delete(missing, string(kv.Key))
@@ -437,12 +454,14 @@ func (p *followedKeys) verify(ctx context.Context, revision int64) error {
 	return nil
 }
 
-// revisionsLocked returns the revision of each key that is known.
-func (p *followedKeys) revisionsLocked() map[string]int64 {
-	all := make(map[string]int64)
+// revisionsLocked returns the revision of each key that is known, and whether each is known once. A key whose
+// deletion was lost is known twice when it is created again.
+func (p *followedKeys) revisionsLocked() (all map[string]int64, once bool) {
+	all, once = make(map[string]int64), true
 	add := func(key string, at int64) {
 		if at > 0 && strings.HasPrefix(key, p.keys) {
-			all[key] = at
+			_, twice := all[key]
+			all[key], once = at, once && !twice
 		}
 	}
 	for name, l := range p.lines {
@@ -454,5 +473,5 @@ func (p *followedKeys) revisionsLocked() map[string]int64 {
 			add(s.key, s.at)
 		}
 	}
-	return all
+	return all, once
 }

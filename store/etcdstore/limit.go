@@ -70,6 +70,12 @@ const limitKey = "limit"
 // claims begin with it too.
 func (k keys) limits(prefix string) string { return k.prefix + slotKeys + prefix }
 
+// limitsAmong reports whether the keys of the limits of lines whose name begins with prefix also begin like those of
+// their entries: for "", and for prefixes like ".s".
+func (k keys) limitsAmong(prefix string) bool {
+	return strings.HasPrefix(k.limits(prefix), k.prefix+prefix)
+}
+
 // limitName returns the name of the line whose limit a key has.
 func (k keys) limitName(key []byte) (name string, ok bool) {
 	rest, ok1 := strings.CutPrefix(string(key), k.prefix+slotKeys)

@@ -24,8 +24,8 @@ import (
 func (s *Store) Watch(ctx context.Context, prefix string, changed func(names []string)) error {
 	return watchpump.Run(ctx, changed, func(ctx context.Context, notify watchpump.Notify) error {
 		lines := &prefixWatch{store: s, prefix: prefix, keys: s.keys.prefix + prefix, to: &notifier{s, prefix, notify}}
-		if prefix == "" {
-			return lines.run(ctx) // the keys of the limits are among its keys
+		if s.keys.limitsAmong(prefix) {
+			return lines.run(ctx)
 		}
 		limits := &prefixWatch{store: s, prefix: prefix, keys: s.keys.limits(prefix), stream: 1, to: lines.to}
 		if err := limits.check(ctx); err != nil {
@@ -221,6 +221,9 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	if anew {
 		from, err := c.to.begin(ctx)
 		if err != nil {
+			if ctx.Err() == nil {
+				c.unknown(err) // check may succeed nevertheless
+			}
 			return err
 		}
 		c.next = from

@@ -15,6 +15,8 @@ const (
 	// maxQueued is the number of lines that are kept for a callback that blocks. If more have changed, the next
 	// call has all lines instead.
 	maxQueued = 4096
+	// maxQueuedEntries is the same for the entries of these lines: about 64 MB.
+	maxQueuedEntries = 1 << 18
 	// longLineInterval is the time between two reports of a line with more than [store.MaxFollowed] entries.
 	longLineInterval = 100 * time.Millisecond
 )
@@ -36,8 +38,9 @@ type Feed struct {
 	of      Lines
 	arrived work.Signal
 
-	queued []store.Changes
-	lines  int // in queued
+	queued  []store.Changes
+	lines   int // in queued
+	entries int // of these lines
 
 	all      bool // the next call has all lines
 	allSince time.Time
@@ -117,20 +120,25 @@ func (f *Feed) passLongLines() {
 }
 
 func (f *Feed) queue(lines []store.Line, at time.Time) {
+	entries := 0
+	for _, l := range lines {
+		entries += len(l.Entries)
+	}
 	switch {
 	case len(lines) == 0:
 		return
-	case f.lines+len(lines) > maxQueued:
+	case f.lines+len(lines) > maxQueued || f.lines > 0 && f.entries+entries > maxQueuedEntries:
 		f.All(at)
 		return
 	}
 	f.queued, f.lines = append(f.queued, store.Changes{Lines: lines, At: at}), f.lines+len(lines)
+	f.entries += entries
 	f.arrived.Set()
 }
 
 // All says that any line may be different from what was passed on, and that the present ones are known.
 func (f *Feed) All(at time.Time) {
-	f.queued, f.lines = nil, 0
+	f.queued, f.lines, f.entries = nil, 0, 0
 	f.all, f.allSince = true, at
 	clear(f.long)
 	f.arrived.Set()
@@ -152,7 +160,7 @@ func (f *Feed) take() []store.Changes {
 	if f.all {
 		taken = []store.Changes{{Lines: f.of.AllLocked(), All: true, At: f.allSince}}
 	}
-	f.queued, f.lines, f.all = nil, 0, false
+	f.queued, f.lines, f.entries, f.all = nil, 0, 0, false
 	return taken
 }
 

@@ -82,6 +82,10 @@ type chargees struct {
 	waits map[identity][]counted
 }
 
+// maxCounted is for how many of the last holders it is known that a waiter has been counted. After so many others it
+// counts for a holder again.
+const maxCounted = 16
+
 // counted says where a waiter counts for a holder.
 type counted struct {
 	by chargeKey
@@ -162,6 +166,9 @@ func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, 
 		j := slices.IndexFunc(counts, func(w counted) bool { return w.by == key })
 		switch {
 		case j < 0:
+			if len(counts) == maxCounted {
+				counts = counts[1:]
+			}
 			of.waits[id] = append(counts, counted{key, sum})
 		case counts[j].in != sum:
 			counts[j].in.Waiters--

@@ -10,6 +10,9 @@ const (
 	maxAge     = time.Hour
 	maxPerName = 256   // updates of a name with their events
 	maxTotal   = 65536 // updates
+	// maxRecent is the number of the last updates whose events are kept for readers of updates, even if they are too
+	// many for one name.
+	maxRecent = 4096
 )
 
 // Causes of the end of a hold.
@@ -37,10 +40,11 @@ type Event struct {
 
 // record is an update of one name.
 type record struct {
-	number uint64
-	at     time.Time
-	name   string
-	events []Event // nil if forgotten, or if only other properties of the line have changed
+	number    uint64
+	forgotten bool // its events are not in byName any more
+	at        time.Time
+	name      string
+	events    []Event // nil if forgotten, or if only other properties of the line have changed
 }
 
 // history is the updates of the last hour, within its limits. A lock with many changes does not displace what
@@ -61,6 +65,9 @@ func (h *history) add(name string, at time.Time, events []Event) {
 	h.last++
 	r := &record{number: h.last, at: at, name: name, events: events}
 	h.records = append(h.records, r)
+	if i := len(h.records) - 1 - maxRecent; i >= 0 && h.records[i].forgotten {
+		h.records[i].events = nil
+	}
 	if len(events) == 0 {
 		return
 	}
@@ -74,7 +81,11 @@ func (h *history) add(name string, at time.Time, events []Event) {
 // forgetFirst forgets the first events of a name.
 func (h *history) forgetFirst(name string) {
 	of := h.byName[name]
-	of[0].events, of[0] = nil, nil // for the garbage collector
+	of[0].forgotten = true
+	if of[0].number+maxRecent < h.last {
+		of[0].events = nil
+	}
+	of[0] = nil // for the garbage collector
 	h.byName[name] = of[1:]
 	if len(of) == 1 {
 		delete(h.byName, name)
@@ -92,10 +103,10 @@ func (h *history) forget(now time.Time) {
 	h.records = h.records[n:]
 	for len(h.told) > 0 {
 		r := h.told[0]
-		if r.events != nil && h.known <= maxTotal && now.Sub(r.at) <= maxAge {
+		if !r.forgotten && h.known <= maxTotal && now.Sub(r.at) <= maxAge {
 			break
 		}
-		if r.events != nil { // it is the first of its name, because both lists are in order
+		if !r.forgotten { // it is the first of its name, because both lists are in order
 			h.begin = r.at
 			h.forgetFirst(r.name)
 		}
@@ -103,7 +114,7 @@ func (h *history) forget(now time.Time) {
 		h.told = h.told[1:]
 	}
 	if len(h.told) > 2*h.known+maxPerName {
-		h.told = slices.DeleteFunc(h.told, func(r *record) bool { return r.events == nil })
+		h.told = slices.DeleteFunc(h.told, func(r *record) bool { return r.forgotten })
 	}
 }
 

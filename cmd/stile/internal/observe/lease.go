@@ -72,9 +72,10 @@ func (ls leases) seeAll(l stile.Line, at time.Time) (unread bool) {
 // leaseMemory is how long a lease is kept after its end, for entries that the watch has yet to miss.
 const leaseMemory = time.Minute
 
-func (ls leases) forget(now time.Time) {
-	maps.DeleteFunc(ls, func(_ string, s *lease) bool {
-		return now.Sub(s.deadline) > leaseMemory && now.Sub(s.seen) > leaseMemory
+// forget forgets the leases of sessions that have had no entry for a while, as far as has says.
+func (ls leases) forget(now time.Time, has func(session, name string) bool) {
+	maps.DeleteFunc(ls, func(session string, s *lease) bool {
+		return now.Sub(s.deadline) > leaseMemory && now.Sub(s.seen) > leaseMemory && !has(session, s.line)
 	})
 }
 

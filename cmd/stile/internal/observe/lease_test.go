@@ -33,11 +33,11 @@ func TestLeases_olderReadingArrivesLater(t *testing.T) {
 			t.Errorf("%v after the start: %v left, cause %q; want %v, %q", tt.after, left, cause, tt.left, tt.cause)
 		}
 	}
-	ls.forget(start.Add(26*time.Second + leaseMemory))
+	ls.forget(start.Add(26*time.Second+leaseMemory), func(string, string) bool { return false })
 	if ls.remaining("s", start) == 0 {
 		t.Error("the lease was forgotten early")
 	}
-	ls.forget(start.Add(27*time.Second + leaseMemory))
+	ls.forget(start.Add(27*time.Second+leaseMemory), func(string, string) bool { return false })
 	if ls.remaining("s", start) != 0 {
 		t.Error("the lease was not forgotten")
 	}

@@ -299,6 +299,9 @@ func (o *Observer) Updates(after uint64) (updates []Update, last uint64, known b
 	}
 	index := make(map[string]int)
 	for _, r := range records {
+		if r.forgotten && r.events == nil {
+			return nil, o.history.last, false
+		}
 		i, ok := index[r.name]
 		if !ok {
 			i = len(updates)

@@ -96,7 +96,7 @@ func (o *Observer) sample(ctx context.Context) {
 func (o *Observer) samples(now time.Time, limit int) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.leases.forget(now)
+	o.leases.forget(now, o.hasEntryLocked)
 	maps.DeleteFunc(o.looked, func(_ string, until time.Time) bool { return now.After(until) })
 	type candidate struct {
 		*lease
@@ -115,6 +115,14 @@ func (o *Observer) samples(now time.Time, limit int) []string {
 	for _, s := range o.leases {
 		if _, looked := of[s]; !looked && s.line != "" && s.isDue(now) {
 			of[s] = candidate{s, s.line, false}
+		}
+	}
+	if o.sampled.err != nil && len(of) == 0 { // nothing else may show for long that the store can be read again
+		for _, s := range o.leases {
+			if s.line != "" && now.Sub(s.asked) >= minSampleAge {
+				of[s] = candidate{s, s.line, false}
+				break
+			}
 		}
 	}
 	rank := func(c candidate) int {
@@ -141,6 +149,13 @@ func (o *Observer) samples(now time.Time, limit int) []string {
 
 func (s *lease) isDue(now time.Time) bool {
 	return !s.due().After(now) && now.Sub(s.read) >= minSampleAge
+}
+
+// hasEntryLocked reports whether a session has an entry in a line.
+func (o *Observer) hasEntryLocked(session, name string) bool {
+	of := func(e stile.Entry) bool { return e.Session == session }
+	f := o.lines[name]
+	return f != nil && (slices.ContainsFunc(f.line.Holders, of) || slices.ContainsFunc(f.line.Waiters, of))
 }
 
 // showLeasesLocked finds another line for each lease that is due, and whose line has no entry of its session any
