@@ -77,10 +77,10 @@ type Change struct {
 // [store.MaxFollowed] entries, which is yielded at most ten times a second. See [Change.Exact].
 //
 // On other stores the lines that may have changed are read, at most ten times a second. All lines are read again
-// when the store cannot tell which have changed, as after an outage, and every
-// ten seconds. If that takes long, it is done less often: the former readings take at most a tenth of
-// the time, but wait for at most 30 seconds, and the latter take at most a thousandth. Changes that the
-// store reports by name are not delayed by that. Redis and Redlock report neither entries that expire nor what other
+// when the store cannot tell which have changed, as after an outage, and every ten seconds. If that takes long,
+// it is done less often: readings after an outage take at most a tenth of the time, with pauses of at most 30
+// seconds; the regular ones take at most a thousandth. Changes that the store reports by name are not delayed by
+// that. Redis and Redlock report neither entries that expire nor what other
 // lockers do, and ZooKeeper
 // does not report a changed owner, so these stores say every few seconds that any line may have changed.
 //

@@ -363,7 +363,7 @@ type Capabilities struct {
 	// the first [MaxRecordBytes] + 1 bytes. Record is nil if the store keeps no records; otherwise tickets
 	// have SetRecord.
 	Record func(ctx context.Context, name string) ([]byte, error)
-	// Follow is Watch with the lines themselves: it calls changed first with all lines whose name begins with
+	// Follow follows lines: unlike Watch, it passes their states, not only their names. It calls changed first with all lines whose name begins with
 	// prefix, and then with each state that one of them gets into, in the order of the states. Nothing is read
 	// for a change, and a change that is undone at once is reported too.
 	//

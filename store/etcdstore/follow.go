@@ -47,7 +47,7 @@ type follower struct {
 	parts  []*followedKeys
 
 	sync.Mutex
-	lines  map[string]*followedLine // by name; those of which something is known
+	lines  map[string]*followedLine // by name; only lines with an entry, a stray or a limit
 	strays int                      // in all lines
 	more   bool                     // there were strays that are not kept
 }

@@ -93,7 +93,7 @@ type watchSink interface {
 	opened(anew bool)
 	// events gets all events of their revisions, in order.
 	events(evs []*clientv3.Event)
-	// unknown is called while no watch starts: nobody knows which lines have changed. If it returns true, the next
+	// unknown is called after each failed attempt to start a watch: lines may have changed unseen. If it returns true, the next
 	// watch begins anew.
 	unknown(err error) (anew bool)
 	// verifyIn is how long a watch is open until it calls verify. revision is the one up to which the sink has

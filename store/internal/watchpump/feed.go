@@ -136,7 +136,7 @@ func (f *Feed) queue(lines []store.Line, at time.Time) {
 	f.arrived.Set()
 }
 
-// All says that any line may be different from what was passed on, and that the present ones are known.
+// All replaces what is queued by one call with all lines, as they are then.
 func (f *Feed) All(at time.Time) {
 	f.queued, f.lines, f.entries = nil, 0, 0
 	f.all, f.allSince = true, at

@@ -20,9 +20,9 @@ import (
 )
 
 // Client returns a client of the server for this process. It calls the server's functions, so it needs no
-// certificate, and each event of a watch costs half of what it costs through a connection. Only if the server has a
-// root password, there is a connection, in memory: then the client is the user root, and must log in. The caller
-// must close it, before the server.
+// certificate, and each event of a watch costs half of what it costs through a connection. If the server
+// has a root password, the client logs in as root, through a connection in memory. The caller must close it, before
+// the server.
 //
 // It returns an error if the password is not root's, for example because it was changed with etcdctl.
 func (n *Node) Client() (*clientv3.Client, error) {

@@ -17,7 +17,7 @@ type Blame struct {
 	Holder stile.Owner
 	// Waited is the sum over all waiters. Several holders share it equally.
 	Waited time.Duration
-	// Waiters and Holds are how many waiters waited, and for how many holds.
+	// Waiters is how many waiters waited, and Holds how many holds they waited for.
 	Waiters, Holds int
 }
 
@@ -77,7 +77,7 @@ func keyOfCharge(name string, o *stile.Owner) chargeKey {
 // chargees are the entries of a line.
 type chargees struct {
 	at time.Time // until when the waiting is charged
-	// Where each entry counts: in the last interval in which it was charged, or waited for the holder.
+	// The sum that each entry is counted in, so that it is counted once: that of the last interval.
 	holds map[identity]*Blame
 	waits map[identity][]counted
 }
@@ -184,7 +184,7 @@ func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, 
 func (c *charges) interval(t, now time.Time) *chargedInterval {
 	begin := t.Truncate(blameInterval)
 	if n := len(c.intervals); n > 0 && !c.intervals[n-1].begin.Before(begin) {
-		// Lines with fewer changes are charged later for the same time.
+		// A line is charged when it changes, so the interval may not be the last one.
 		for i := n - 1; i >= 0; i-- {
 			if c.intervals[i].begin.Equal(begin) {
 				return c.intervals[i]

@@ -51,7 +51,7 @@ type record struct {
 // is known of others.
 type history struct {
 	last    uint64    // number of the last update
-	begin   time.Time // of the last update with events that was forgotten
+	begin   time.Time // time of the newest update whose events were forgotten
 	records []*record // the last updates
 	told    []*record // the updates with events; some of them may be forgotten
 	known   int       // updates with events that are not forgotten

@@ -10,7 +10,7 @@ import (
 // Hooks are functions that an observer calls, for metrics. Any of them may be nil. They must return soon.
 type Hooks struct {
 	// Changed is called with each change of a line that has events: the line before and after it. It is
-	// called once for each event, in order, and must not call the observer.
+	// called once for each change, with all its events, and must not call the observer.
 	Changed func(before, now stile.Line, events []Event)
 	// Reading is called after each reading of the store, also by several goroutines at once.
 	Reading func(Reading)

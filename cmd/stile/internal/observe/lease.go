@@ -14,7 +14,7 @@ type lease struct {
 	deadline time.Time
 	longest  time.Duration
 
-	read time.Time     // when the reading began that was the last to begin
+	read time.Time     // when the latest reading began
 	left time.Duration // how long the session had left then
 
 	seen  time.Time // when the session was first seen
