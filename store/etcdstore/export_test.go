@@ -41,6 +41,10 @@ func (s *Store) SetPageSizes(first, most int64, bytes int) {
 	s.pageSizes = pageSizes{first, most, bytes}
 }
 
+// CompareAlways makes the store compare the keys that it follows all the time, however long that takes. Call it before
+// the store is used.
+func (s *Store) CompareAlways() { s.times.verifyInterval, s.verifyShare = 10*time.Millisecond, 1 }
+
 // SetMaxCatchUp replaces how many revisions a watch catches up with. It must be called before the store is used.
 func (s *Store) SetMaxCatchUp(n int64) { s.maxCatchUp = n }
 

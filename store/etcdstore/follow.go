@@ -407,13 +407,13 @@ func (p *followedKeys) unknown(err error) (anew bool) {
 	return true
 }
 
-// verifyShare says how often the keys are compared with etcd's at most: reading them takes one part in so many
+// defaultVerifyShare says how often the keys are compared with etcd's at most: reading them takes one part in so many
 // of the time.
-const verifyShare = 1000
+const defaultVerifyShare = 1000
 
 // scheduleLocked decides when the keys are compared again.
 func (p *followedKeys) scheduleLocked() {
-	p.verifyAt = time.Now().Add(max(p.store.times.verifyInterval, (verifyShare-1)*p.took))
+	p.verifyAt = time.Now().Add(max(p.store.times.verifyInterval, (p.store.verifyShare-1)*p.took))
 }
 
 // verifyIn implements [watchSink].

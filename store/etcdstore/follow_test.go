@@ -293,8 +293,9 @@ func lossyFollow(t *testing.T, e etcd) (*etcdstore.Store, *lossyWatches) {
 	t.Helper()
 	st, watches := newLossyStore(t, e)
 	times := noPollingTimes()
-	times.ResyncInterval, times.VerifyInterval, times.WatchTimeout = 50*time.Millisecond, time.Millisecond, longInterval
+	times.ResyncInterval, times.WatchTimeout = 50*time.Millisecond, longInterval
 	st.SetTimes(times)
+	st.CompareAlways()
 	return st, watches
 }
 
@@ -334,8 +335,8 @@ func TestFollow_comparesKeys(t *testing.T) {
 			t.Run(fmt.Sprintf("%s with the prefix %q", what, prefix), func(t *testing.T) {
 				st, watches := newLossyStore(t, e)
 				times := noPollingTimes()
-				times.VerifyInterval = time.Millisecond
 				st.SetTimes(times)
+				st.CompareAlways()
 				se, later := openSession(t, newStore(t, e.Client(t), "")), openSession(t, newStore(t, e.Client(t), ""))
 				setLimit := func(name string) {
 					t.Helper()
@@ -580,8 +581,9 @@ func TestFollow_onCluster(t *testing.T) {
 	cluster := testservers.StartEtcdCluster(t, 3)
 	st := newStore(t, connect(t, cluster.Endpoints()...), "")
 	times := noPollingTimes()
-	times.ResyncInterval, times.VerifyInterval, times.WatchTimeout = 10*time.Millisecond, time.Millisecond, longInterval
+	times.ResyncInterval, times.WatchTimeout = 10*time.Millisecond, longInterval
 	st.SetTimes(times)
+	st.CompareAlways()
 	se, prefix := openSession(t, newStore(t, connect(t, cluster.Endpoints()...), "")), newName(t)
 	changes, _ := followed(t, st, prefix)
 	for i := range 50 {

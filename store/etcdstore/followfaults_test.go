@@ -109,9 +109,8 @@ func TestFollow_lostDeleteOfSameKey(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	st, watches := newLossyStore(t, e)
-	times := noPollingTimes()
-	times.VerifyInterval = time.Millisecond
-	st.SetTimes(times)
+	st.SetTimes(noPollingTimes())
+	st.CompareAlways()
 	cli := e.Client(t)
 	se := openSession(t, newStore(t, cli, ""))
 	held := enqueue(t, se, "name")
@@ -196,9 +195,8 @@ func TestFollow_manyStrays(t *testing.T) {
 		}
 	}
 	st := newStore(t, cli, "")
-	times := noPollingTimes()
-	times.VerifyInterval = 10 * time.Millisecond
-	st.SetTimes(times)
+	st.SetTimes(noPollingTimes())
+	st.CompareAlways()
 	changes, _ := followed(t, st, "")
 	for i := range 3 {
 		if _, err := cli.Delete(t.Context(), fmt.Sprintf("other/key-%05d", i)); err != nil {

@@ -66,6 +66,8 @@ type Store struct {
 	leases     leaseReadings
 	maxCatchUp int64 // [maxCatchUp], unless a test sets another
 
+	verifyShare time.Duration // [defaultVerifyShare], unless a test sets another
+
 	pages  func(ctx context.Context, endpoint, path string) (*http.Response, error)
 	limits examineLimits
 
@@ -95,7 +97,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	s := &Store{
 		cli: cli, watcher: watcher{cli: cli}, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
-		maxCatchUp: maxCatchUp, pages: opts.Pages, limits: defaultExamineLimits,
+		maxCatchUp: maxCatchUp, verifyShare: defaultVerifyShare, pages: opts.Pages, limits: defaultExamineLimits,
 		sessionOpened: opts.SessionOpened,
 	}
 	s.heldKeys = newKeyWatches(s)
