@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"path"
 	"slices"
 	"time"
 
@@ -166,6 +167,7 @@ func (se *session) checkBlockers(bs []blocker) {
 			if left, err := se.leaveIfDiverged(conn, chunk[refusedAt]); left || err != nil {
 				return
 			}
+			se.readAgain(path.Dir(chunk[refusedAt].path))
 		case !errors.Is(err, zk.ErrNoAuth):
 			return
 		}
@@ -205,6 +207,19 @@ func (se *session) leaveIfDiverged(conn *serverConn, b blocker) (left bool, err 
 			"restart this one with an empty data directory",
 		slog.String("lock", b.lock), slog.String("server", conn.RemoteAddr().String()), slog.String("node", b.path))
 	return true, nil
+}
+
+// readAgain has the line of a directory read, in which an entry was waited for that does not exist any more: the server may have
+// left out the event, as when it was repaired.
+func (se *session) readAgain(dir string) {
+	w := se.lineOf(dir)
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stale = true
+	w.followLocked()
 }
 
 // current returns the present connection; nil if there is none.
