@@ -34,7 +34,8 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "LeaseTimeToLive", "LeaseTimeToLive", "Range", "Txn", "Range", "Txn")
+	log := slices.DeleteFunc(rec.takeLog(), func(s string) bool { return strings.HasPrefix(s, "LeaseTimeToLive") }) // again, if a page takes long
+	wantRequests(t, "Lines, 205 lines", log, "Range", "Txn", "Range", "Txn", "Range", "Txn")
 	if len(lines) != n {
 		t.Fatalf("got %d lines, want %d", len(lines), n)
 	}

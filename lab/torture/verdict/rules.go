@@ -486,8 +486,19 @@ func findStaleWrites(lock string, writes []history.Event, holds map[string]*Hold
 // been granted, or if the call for b returned more than a TTL later. The order of the two returns
 // alone shows nothing, because a worker may be paused between its grant and the return of its call.
 // A hold is nil if its holder was killed before it could record it; nothing is known of it.
+//
+// If b had the entry of earlier holds, what counts is when the first of them was granted: its tokens say how old
+// the entry is. If the store has lost that entry meanwhile, a can have been granted before b with a larger token.
+// Then the two overlap, which other rules judge.
 func grantedBefore(a, b *Hold, ttl int64) bool {
-	return a != nil && b != nil && (a.Return < b.Call || a.Return+ttl < b.Return)
+	switch {
+	case a == nil || b == nil:
+		return false
+	case b.from < b.Return:
+		return a.Return+ttl < b.from
+	default:
+		return a.Return < b.Call || a.Return+ttl < b.Return
+	}
 }
 
 // findOvertaken finds waiters that waited while a client was served that had asked more than

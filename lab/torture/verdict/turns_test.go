@@ -159,3 +159,32 @@ func TestProof_ofTurns(t *testing.T) {
 		})
 	}
 }
+
+// The fenced resource accepts a write with a kept entry, and then one of a newer entry, which was granted before the
+// kept one was used again. The tokens are in order, so it is no stale write; that the holds overlap is judged
+// elsewhere. A fresh entry whose token contradicts its grant protects nothing.
+func TestStaleWrite_keptEntry(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		order uint64 // of the entry of the second hold of w1
+		stale int
+	}{
+		{"kept", 20, 0},
+		{"fresh, with a smaller token", 22, 1},
+		{"fresh, with a larger token", 30, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newTurnScenario(t, "stile@redis", true)
+			s.hold("w1", turn(20, 0), 300, 301, 310)
+			s.fault(1, "restart-empty", "s1", "", 400, 405)
+			s.acquires("w2", turn(25, 0), 450, 460)
+			s.hold("w1", turn(c.order, 1), 500, 501, 515)
+			s.writes("w1", turn(c.order, 1), 505, "fenced", 0, 0, false)
+			s.writes("w2", turn(25, 0), 510, "fenced", 0, 0, false)
+			s.releases("w2", turn(25, 0), 520)
+			if v := Judge(s.withFinals()); v.Figures.StaleAccepted != c.stale {
+				t.Errorf("got damage %+v, want %d stale writes accepted", v.Figures.Damage, c.stale)
+			}
+		})
+	}
+}
