@@ -146,9 +146,7 @@ func TestDoctor_localServer(t *testing.T) {
 		t.Errorf("got the store %q", d.Store)
 	}
 	pid := m.serverPID()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	pause(t, pid)
 	d = m.doctor(0)
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
