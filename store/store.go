@@ -363,9 +363,9 @@ type Capabilities struct {
 	// the first [MaxRecordBytes] + 1 bytes. Record is nil if the store keeps no records; otherwise tickets
 	// have SetRecord.
 	Record func(ctx context.Context, name string) ([]byte, error)
-	// Follow follows lines: unlike Watch, it passes their states, not only their names. It calls changed first with all lines whose name begins with
-	// prefix, and then with each state that one of them gets into, in the order of the states. Nothing is read
-	// for a change, and a change that is undone at once is reported too.
+	// Follow follows lines: unlike Watch, it passes their states, not only their names. It calls changed first
+	// with all lines whose name begins with prefix, and then with each state that one of them gets into, in the
+	// order of the states. Nothing is read for a change, and a change that is undone at once is reported too.
 	//
 	// States are left out in three cases only. While changed has not returned, further states are kept for it;
 	// if these become too many, they are replaced by one call with all lines. A line with more than

@@ -266,8 +266,8 @@ func (p *followedKeys) begin(ctx context.Context) (from int64, err error) {
 	return revision + 1, nil
 }
 
-// allKnownLocked reports whether all parts are known. Until then nothing is passed on: a line without one of its parts
-// is no state that it was ever in.
+// allKnownLocked reports whether all parts are known. Until then nothing is passed on: a line without one of its
+// parts is no state that it was ever in.
 func (f *follower) allKnownLocked() bool {
 	return !slices.ContainsFunc(f.parts, func(p *followedKeys) bool { return !p.known })
 }
@@ -407,8 +407,8 @@ func (p *followedKeys) unknown(err error) (anew bool) {
 	return true
 }
 
-// defaultVerifyShare says how often the keys are compared with etcd's at most: reading them takes one part in so many
-// of the time.
+// defaultVerifyShare says how often the keys are compared with etcd's at most: reading them takes one part in so
+// many of the time.
 const defaultVerifyShare = 1000
 
 // scheduleLocked decides when the keys are compared again.

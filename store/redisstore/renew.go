@@ -6,9 +6,9 @@ import "time"
 // about a millisecond.
 const renewedTogether = 100
 
-// renewal requests, in one operation, that the leases of entries of different lines be extended, where each is
-// alone in its line. It costs the server half of what visits cost. In a cluster lines are on different servers,
-// so there are only visits.
+// A renewal is one operation that extends the leases of entries in different lines. Each of them held its lock and
+// was alone in its line when it was last visited. It costs the server half of what visits cost. In a cluster, lines
+// are on different servers, so there are only visits.
 type renewal struct {
 	store   *Store
 	entries []*entry

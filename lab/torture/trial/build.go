@@ -79,8 +79,9 @@ func rootDir(ctx context.Context) (string, error) {
 	return filepath.Dir(lab), err
 }
 
-// RunTests runs the tests that are to catch a mutant, with its edits, up to ten times, and reports whether one fails. dir
-// is for temporary files. The working directory must be inside the repository.
+// RunTests runs the tests that are to catch a mutant, with its edits, up to ten times: on a busy machine, what must
+// not happen may come too late to be seen. It reports whether one of them fails. dir is for temporary files. The
+// working directory must be inside the repository.
 func RunTests(ctx context.Context, m mutant.Mutant, dir string) (failed bool, err error) {
 	root, err := rootDir(ctx)
 	if err != nil {
@@ -91,7 +92,7 @@ func RunTests(ctx context.Context, m mutant.Mutant, dir string) (failed bool, er
 		return false, err
 	}
 	cmd := exec.CommandContext(ctx, "go", "test", "-C", filepath.Join(root, m.Package), "-buildvcs=false", "-count=10", "-failfast",
-		"-overlay", overlay, "-run", m.Tests, "-v", ".") // on a busy machine what must not happen may come too late to be seen
+		"-overlay", overlay, "-run", m.Tests, "-v", ".")
 	out, err := cmd.CombinedOutput()
 	switch {
 	case strings.Contains(string(out), "--- FAIL: "):
