@@ -15,15 +15,15 @@ import (
 )
 
 // intercepted returns a client with a function that is called before each request without a stream.
-func intercepted(t *testing.T, e etcd, before func(ctx context.Context, req any) error) *clientv3.Client {
-	return connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, DialOptions: []grpc.DialOption{
+func intercepted(t *testing.T, e etcd, before func(ctx context.Context, req any) error, more ...grpc.DialOption) *clientv3.Client {
+	return connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, DialOptions: append(more,
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			if err := before(ctx, req); err != nil {
 				return err
 			}
 			return invoke(ctx, method, req, reply, cc, opts...)
 		}),
-	}})
+	)})
 }
 
 // A limit that changes before the lines were read is not reported before them.
@@ -32,6 +32,7 @@ func TestFollow_limitBeforeLines(t *testing.T) {
 	e := startEtcd(t)
 	open := make(chan struct{})
 	var waiting atomic.Bool
+	watches := &lossyWatches{opened: make(map[string]watchRequest)} // loses nothing, but counts
 	cli := intercepted(t, e, func(ctx context.Context, req any) error {
 		if r, ok := req.(*pb.RangeRequest); ok && string(r.Key) == "name" && r.Limit > 1 {
 			waiting.Store(true)
@@ -42,17 +43,16 @@ func TestFollow_limitBeforeLines(t *testing.T) {
 			}
 		}
 		return nil
-	})
+	}, watches.option())
 	other := newStore(t, e.Client(t), "")
 	se := openSession(t, other)
 	enqueue(t, se, "name").await(t, store.Admitted)
 	changes := follow(t, newStore(t, cli, ""), "name")
-	eventually(t, "the lines are being read", waiting.Load)
-	time.Sleep(500 * time.Millisecond) // the limits are watched
+	eventually(t, "the lines are being read, and the limits are watched", func() bool { return waiting.Load() && len(watches.last()) > 0 })
 	if err := other.Capabilities().SetLimit(t.Context(), "name", 3); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(200 * time.Millisecond)
+	eventually(t, "the event has come", func() bool { return watches.lose.Load() < 0 })
 	close(open)
 	if c := nextChange(t, changes); !c.All {
 		t.Errorf("the first change is %+v, want all lines", c)
