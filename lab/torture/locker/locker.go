@@ -89,9 +89,10 @@ type Config struct {
 	TTL time.Duration `json:"ttl_ns"`
 	// Linger is how long a client keeps a released lock. Only Stile does.
 	Linger time.Duration `json:"linger_ns,omitempty"`
-	// Patient makes rueidislock wait for a reply for as long as the TTL. By default it abandons a
-	// request after 20 ms, which a busy machine may need. Then it waits, forever, for a
-	// notification about a lock that is free. That is not what the tests are about.
+	// Patient makes rueidislock wait for a reply for as long as the TTL, and ask again after each TTL
+	// of waiting. By default it abandons a request after 20 ms, which a busy machine may need. Then
+	// it waits, forever, for a notification about a lock that is free. That is not what the tests
+	// are about.
 	Patient bool `json:"patient,omitempty"`
 	// OnSession, if not nil, is called when the client has opened a session. Only Stile calls it.
 	OnSession func() `json:"-"`

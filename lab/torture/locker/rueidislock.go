@@ -15,7 +15,10 @@ import (
 // rueidislockLocker is rueidislock on one Redis server, and so with a majority of one key. It has
 // the defaults except for the TTL. A hold is a context, which ends when the hold is lost; there is
 // nothing else.
-type rueidislockLocker struct{ locker rueidislock.Locker }
+type rueidislockLocker struct {
+	locker   rueidislock.Locker
+	askAgain time.Duration // ask again after each such time of waiting; 0: never
+}
 
 func openRueidislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if len(c.Addresses) != 1 {
@@ -33,13 +36,24 @@ func openRueidislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if err != nil {
 		return nil, errors.Join(err, ctx.Err())
 	}
-	return &rueidislockLocker{l}, nil
+	return &rueidislockLocker{l, option.TryNextAfter}, nil
 }
 
 func (l *rueidislockLocker) Offers() history.Offers { return history.Offers{Loss: true} }
 
 func (l *rueidislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
-	return l.lock(ctx, name, l.locker.WithContext)
+	if l.askAgain == 0 {
+		return l.lock(ctx, name, l.locker.WithContext)
+	}
+	for {
+		once, cancel := context.WithTimeout(ctx, l.askAgain)
+		h, err := l.lock(once, name, l.locker.WithContext)
+		timedOut := once.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !timedOut {
+			return h, err
+		}
+	}
 }
 
 func (l *rueidislockLocker) TryLock(ctx context.Context, name string) (Hold, error) {
