@@ -28,7 +28,8 @@ func (o *Observer) Blame() (since time.Time, blame []Blame) {
 	defer o.mu.Unlock()
 	now := time.Now()
 	for name := range o.blame.lines {
-		o.blame.charge(o.lines[name].line, now) // it has entries
+		// Later changes may not have been applied yet. The line has entries.
+		o.blame.charge(o.lines[name].line, now.Add(-gatherInterval-newChange))
 	}
 	for _, c := range o.blame.sums(now) {
 		blame = append(blame, *c)
@@ -118,10 +119,10 @@ func (c *charges) change(was, is stile.Line, steps []Event, now time.Time) {
 	}
 }
 
-// charge charges what was waited for in a line until now.
+// charge charges what was waited for in a line until now, which may be before what was charged already.
 func (c *charges) charge(l stile.Line, now time.Time) {
 	of := c.lines[l.Name]
-	if of == nil {
+	if of == nil || now.Before(of.at) {
 		return
 	}
 	from := latest(of.at, windowBegin(now))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -66,6 +67,27 @@ func TestBlame_ofLongLine(t *testing.T) {
 	if kept > 100*n {
 		t.Errorf("%d records are kept for %d waiters", kept, n-1)
 	}
+}
+
+// A change that is applied late does not charge again what Blame has charged since.
+func TestBlame_lateChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, begin := New(nil), time.Now()
+		line := holding("a", "ann", 1)
+		line.Waiters = []stile.Entry{{Session: "bob", Token: 2}}
+		apply := func(at time.Time) {
+			o.apply(stile.Change{Lines: []stile.Line{line}, Exact: true, At: at}, at)
+		}
+		apply(begin)
+		time.Sleep(10 * time.Second)
+		o.Blame()
+		line.Limit = 1
+		apply(begin.Add(5 * time.Second))
+		time.Sleep(time.Second)
+		if _, blame := o.Blame(); len(blame) != 1 || blame[0].Waited > 11*time.Second {
+			t.Errorf("got %+v, want at most the 11s that bob has waited", blame)
+		}
+	})
 }
 
 // A reader that has missed events is told so.

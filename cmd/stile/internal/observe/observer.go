@@ -30,6 +30,7 @@ type Observer struct {
 	history history
 	blame   charges
 	began   time.Time                 // when all lines were first read
+	applied time.Time                 // when the last change was seen
 	broken  map[brokenEntry]time.Time // entries that Broken was called for
 	changed chan struct{}             // closed and replaced by a change that somebody waits for
 	awaited bool                      // somebody waits for a change
@@ -83,7 +84,8 @@ func (o *Observer) Run(ctx context.Context) error {
 			o.reportReading(readingOf(change), change.At, err)
 		}
 		if err == nil {
-			o.apply(change, time.Now())
+			o.gather(ctx, change)
+			o.apply(change, seenAt(change))
 		}
 		o.noteWatched(change.At, err)
 	}
@@ -91,6 +93,43 @@ func (o *Observer) Run(ctx context.Context) error {
 		return nil
 	}
 	return last
+}
+
+const (
+	// gatherInterval is how long a change that the store has reported waits for others. To apply one alone costs several
+	// times as much as to apply one of many.
+	gatherInterval = 50 * time.Millisecond
+	// newChange is the age up to which a change waits. Older ones have waited for it.
+	newChange = 5 * time.Millisecond
+)
+
+// gather lets a change wait that the store has reported just now. The store keeps what comes meanwhile. A change with
+// a session that was not seen before does not wait: its lease must be read before a short hold has ended.
+func (o *Observer) gather(ctx context.Context, c stile.Change) {
+	if !c.Exact || c.All || time.Since(c.At) > newChange || !o.hasSeenAll(c) {
+		return
+	}
+	select {
+	case <-time.After(gatherInterval):
+	case <-ctx.Done():
+	}
+}
+
+// hasSeenAll reports whether all sessions of a change were seen before.
+func (o *Observer) hasSeenAll(c stile.Change) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !slices.ContainsFunc(c.Lines, func(l stile.Line) bool {
+		return slices.ContainsFunc(places(l), func(p place) bool { return o.leases[p.entry.Session] == nil })
+	})
+}
+
+// seenAt returns when a change was seen. A reading may take long, so it is seen at its end.
+func seenAt(c stile.Change) time.Time {
+	if c.Exact && !c.All {
+		return c.At
+	}
+	return time.Now()
 }
 
 // outcome is how a reading has ended that began at a time.
@@ -141,10 +180,13 @@ func (o *Observer) notifyLocked() {
 	}
 }
 
-// apply records what a reading has shown.
+// apply records a change that was seen at a time. The history is in the order of time, so a change is not earlier than
+// the one before.
 func (o *Observer) apply(c stile.Change, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	now = latest(now, o.applied)
+	o.applied = now
 	before := o.history.last
 	read := make(map[string]bool, len(c.Lines))
 	for _, l := range c.Lines {

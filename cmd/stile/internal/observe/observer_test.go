@@ -600,3 +600,28 @@ func TestObserver_runsAgain(t *testing.T) {
 		<-done
 	})
 }
+
+// A store that reports each state of a line also says when: durations are exact, although several changes are applied
+// together a little later.
+func TestObserver_measuresUntilTheChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, st: memstore.New(), exact: true, ttl: ttl}
+		w.start()
+		ann := w.client("ann")
+		h := w.lock(ann, "other") // the first change of a session is applied at once
+		time.Sleep(time.Second)
+		w.release(h)
+		time.Sleep(time.Second)
+		h = w.lock(ann, "a")
+		time.Sleep(30 * time.Millisecond)
+		w.release(h)
+		if got := w.o.History("a"); len(got) > 0 {
+			t.Errorf("got %d events, want none yet", len(got))
+		}
+		time.Sleep(time.Second)
+		w.wantTold("a", "ann holds, ann ended after 0s (released)")
+		if events := w.o.History("a"); len(events) != 2 || events[1].Held != 30*time.Millisecond {
+			t.Errorf("got %+v, want a hold of 30ms", events)
+		}
+	})
+}
