@@ -135,11 +135,10 @@ type watchStream interface {
 }
 
 // open opens a stream. If a program has replaced the client's Watcher, such as by that of etcd's package
-// namespace, it must see all watches, so the stream is made of watches of the client. So it is if the client has no
-// connection, because the server is in the same process.
+// namespace, it must see all watches, so the stream is made of watches of the client.
 func (k *keyWatches) open(ctx context.Context) (watchStream, error) {
 	cli := k.store.cli
-	if cli.ActiveConnection() == nil || reflect.TypeOf(cli.Watcher) != reflect.TypeOf(clientv3.NewWatcher(cli)) {
+	if reflect.TypeOf(cli.Watcher) != reflect.TypeOf(clientv3.NewWatcher(cli)) {
 		return &clientStream{ctx: ctx, watcher: cli.Watcher, responses: make(chan *pb.WatchResponse), cancel: make(map[int64]context.CancelFunc)}, nil
 	}
 	return pb.NewWatchClient(cli.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"os"
 	"runtime/debug"
 	"time"
 
@@ -32,9 +33,11 @@ accept it in that form.`,
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,
 		Args: prefixArg(&prefix),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// A listing keeps little of what it reads. Collected early, it takes a fifth more time of the processor and
-			// a tenth less memory.
-			debug.SetGCPercent(40)
+			// A listing keeps little of what it reads. To collect garbage early takes a fifth more of the processor's
+			// time, and a tenth less memory.
+			if os.Getenv("GOGC") == "" {
+				debug.SetGCPercent(40)
+			}
 			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
 				lines := client.LinesSeq(cmd.Context(), prefix)
 				if r.format == formatJSON {

@@ -20,9 +20,9 @@ import (
 )
 
 // Client returns a client of the server for this process. It calls the server's functions, so it needs no
-// certificate, and each event of a watch costs half of what it costs through a connection. It gets events up to
-// 20 milliseconds late, several at a time. If the server has a root password, the client logs in as root, through a
-// connection in memory. The caller must close it, before the server.
+// certificate, and each event of a watch costs half of what it costs through a connection. If the server
+// has a root password, the client logs in as root, through a connection in memory. The caller must close it, before
+// the server.
 //
 // It returns an error if the password is not root's, for example because it was changed with etcdctl.
 func (n *Node) Client() (*clientv3.Client, error) {
@@ -30,8 +30,6 @@ func (n *Node) Client() (*clientv3.Client, error) {
 		client := v3client.New(n.etcd.Server)
 		calls := adapter.KvServerToKvClient(v3rpc.NewQuotaKVServer(n.etcd.Server))
 		client.KV = clientv3.NewKVFromKVClient(abandoning{calls}, client)
-		watches := adapter.WatchServerToWatchClient(gathering{v3rpc.NewWatchServer(n.etcd.Server)})
-		client.Watcher = clientv3.NewWatchFromWatchClient(watches, client)
 		return client, nil
 	}
 	listener := bufconn.Listen(64 << 10)

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/raft/v3/raftpb"
@@ -75,6 +74,3 @@ func elect(s *etcdserver.EtcdServer) {
 func (n *Node) RevokeTethered(ctx context.Context, lease int64) error {
 	return n.leases().Revoke(ctx, lease)
 }
-
-// Gathering returns a server that lets events wait for others.
-func Gathering(s pb.WatchServer) pb.WatchServer { return gathering{s} }

@@ -98,13 +98,13 @@ func (o *Observer) Run(ctx context.Context) error {
 const (
 	// gatherInterval is how long a change that the store has reported waits for others. To apply one alone costs several
 	// times as much as to apply one of many.
-	gatherInterval = 50 * time.Millisecond
-	// newChange is the age up to which a change waits. Older ones have waited for it.
+	gatherInterval = 20 * time.Millisecond
+	// newChange is the age up to which a change waits. A change that is older came while another one waited.
 	newChange = 5 * time.Millisecond
 )
 
 // gather lets a change wait that the store has reported just now. The store keeps what comes meanwhile. A change with
-// a session that was not seen before does not wait: its lease must be read before a short hold has ended.
+// a session that was not seen before does not wait itself: its lease must be read before a short hold has ended.
 func (o *Observer) gather(ctx context.Context, c stile.Change) {
 	if !c.Exact || c.All || time.Since(c.At) > newChange || !o.hasSeenAll(c) {
 		return
@@ -124,7 +124,7 @@ func (o *Observer) hasSeenAll(c stile.Change) bool {
 	})
 }
 
-// seenAt returns when a change was seen. A reading may take long, so it is seen at its end.
+// seenAt returns when a change was seen: when the store reported it, or when the reading that shows it has ended.
 func seenAt(c stile.Change) time.Time {
 	if c.Exact && !c.All {
 		return c.At

@@ -613,15 +613,15 @@ func TestObserver_measuresUntilTheChange(t *testing.T) {
 		w.release(h)
 		time.Sleep(time.Second)
 		h = w.lock(ann, "a")
-		time.Sleep(30 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 		w.release(h)
 		if got := w.o.History("a"); len(got) > 0 {
 			t.Errorf("got %d events, want none yet", len(got))
 		}
 		time.Sleep(time.Second)
 		w.wantTold("a", "ann holds, ann ended after 0s (released)")
-		if events := w.o.History("a"); len(events) != 2 || events[1].Held != 30*time.Millisecond {
-			t.Errorf("got %+v, want a hold of 30ms", events)
+		if events := w.o.History("a"); len(events) != 2 || events[1].Held != 10*time.Millisecond {
+			t.Errorf("got %+v, want a hold of 10ms", events)
 		}
 	})
 }
