@@ -339,17 +339,17 @@ func TestWatch_quietWithoutCalls(t *testing.T) {
 	st, watches := newLossyStore(t, e)
 	se, prefix := openSession(t, newStore(t, e.Client(t), "")), newName(t)
 	calls := watchNames(t, st, prefix)
-	calledFor := 0
+	unnamed := 0
 	for i := range 3 {
 		watches.awaitReplacements(t)
-		calledFor += wantNoNames(t, calls)
+		unnamed += wantNoNames(t, calls)
 		name := fmt.Sprintf("%s/%d", prefix, i)
 		enqueue(t, se, name)
 		awaitNames(t, calls, name)
 	}
 	watches.wantContinued(t)
-	if calledFor >= 6 { // three times two watches were replaced
-		t.Errorf("got %d calls without names", calledFor)
+	if unnamed >= 6 { // three times two watches were replaced
+		t.Errorf("got %d calls without names", unnamed)
 	}
 }
 

@@ -28,8 +28,7 @@ func (o *Observer) Blame() (since time.Time, blame []Blame) {
 	defer o.mu.Unlock()
 	now := time.Now()
 	for name := range o.blame.lines {
-		// Later changes may not have been applied yet.
-		o.blame.charge(o.lines[name].line, now.Add(-gatherInterval-newChange))
+		o.blame.charge(o.lines[name].line, now) // it has entries
 	}
 	for _, c := range o.blame.sums(now) {
 		blame = append(blame, *c)

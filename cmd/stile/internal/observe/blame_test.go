@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stilelock/stile"
-	"github.com/stilelock/stile/store/memstore"
 )
 
 // blamed returns the blame as text, such as "a: ann 7s, 1 waiter, 2 holds".
@@ -61,38 +59,6 @@ func TestBlame_chargesHoldersAtTheTime(t *testing.T) {
 		<-c
 		time.Sleep(time.Second)
 		w.wantBlamed("a: ann 13s, 2 waiters, 1 holds; a: bob 3s, 1 waiters, 1 holds")
-	})
-}
-
-// Each moment of waiting is charged once, also if somebody asks between a change and the moment when it is applied.
-func TestBlame_chargesOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, st: memstore.New(), exact: true, ttl: ttl}
-		w.start()
-		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
-		for _, c := range []*stile.Client{ann, bob, cid} {
-			w.release(w.lock(c, "other")) // the first change of a session is applied at once
-		}
-		h := w.lock(ann, "a")
-		b := w.later(bob.Mutex("a").Lock, 3*time.Second)
-		synctest.Wait()
-		c := w.later(cid.Mutex("a").Lock, time.Second)
-		for i := range 600 {
-			time.Sleep(10 * time.Millisecond)
-			if _, _ = w.o.Blame(); i == 99 {
-				w.release(h)
-			}
-		}
-		<-b
-		<-c
-		var sum time.Duration
-		_, blame := w.o.Blame()
-		for _, of := range blame {
-			sum += of.Waited
-		}
-		if want := 5 * time.Second; sum != want { // bob 1 s, cid 4 s
-			t.Errorf("got %v of waiting, want %v", sum, want)
-		}
 	})
 }
 

@@ -84,7 +84,6 @@ func (o *Observer) Run(ctx context.Context) error {
 			o.reportReading(readingOf(change), change.At, err)
 		}
 		if err == nil {
-			o.gather(ctx, change)
 			o.apply(change, seenAt(change))
 		}
 		o.noteWatched(change.At, err)
@@ -93,35 +92,6 @@ func (o *Observer) Run(ctx context.Context) error {
 		return nil
 	}
 	return last
-}
-
-const (
-	// gatherInterval is how long a change that the store has reported waits for others. To apply one alone costs several
-	// times as much as to apply one of many.
-	gatherInterval = 20 * time.Millisecond
-	// newChange is the age up to which a change waits. A change that is older came while another one waited.
-	newChange = 5 * time.Millisecond
-)
-
-// gather lets a change wait that the store has reported just now. The store keeps what comes meanwhile. A change with
-// a session that was not seen before does not wait itself: its lease must be read before a short hold has ended.
-func (o *Observer) gather(ctx context.Context, c stile.Change) {
-	if !c.Exact || c.All || time.Since(c.At) > newChange || !o.hasSeenAll(c) {
-		return
-	}
-	select {
-	case <-time.After(gatherInterval):
-	case <-ctx.Done():
-	}
-}
-
-// hasSeenAll reports whether all sessions of a change were seen before.
-func (o *Observer) hasSeenAll(c stile.Change) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return !slices.ContainsFunc(c.Lines, func(l stile.Line) bool {
-		return slices.ContainsFunc(places(l), func(p place) bool { return o.leases[p.entry.Session] == nil })
-	})
 }
 
 // seenAt returns when a change was seen: when the store reported it, or when the reading that shows it has ended.

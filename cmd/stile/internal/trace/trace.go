@@ -72,7 +72,7 @@ func Record(ctx context.Context, o *observe.Observer, c Config) (events int, err
 			}
 			c.Progress(r.events)
 		}
-		if ctx.Err() != nil { // here, so that nothing is left out that the observer knows
+		if ctx.Err() != nil { // here, so that nothing is left out that came before
 			break
 		}
 		if r == nil {
