@@ -72,11 +72,17 @@ func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, con
 			})
 			return nil
 		}
+		if err == nil {
+			err = errUnsubscribed
+		}
 		s.logger.LogAttrs(ctx, slog.LevelWarn, "subscription lost; subscribing again",
 			slog.String("channel", channel), slog.Any("error", err))
 		return nil
 	})
 }
+
+// errUnsubscribed is why a subscription ended whose connection works: in a cluster, its slot moved.
+var errUnsubscribed = errors.New("the server ended it")
 
 // received handles a message that the script has published.
 func (s *Store) received(message string) {
