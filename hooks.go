@@ -214,14 +214,17 @@ var errUnfinished = errors.New("stile: a hook or the logger panicked, or called 
 type attempt struct {
 	hooks  *Hooks
 	event  AttemptStartEvent
-	caller context.Context // of the call
-	ctx    context.Context // returned by AttemptStart
-	began  bootclock.Instant
-	open   bool // started and not ended
+	caller context.Context   // of the call
+	ctx    context.Context   // returned by AttemptStart
+	began  bootclock.Instant // set if there is an AttemptEnd
+	open   bool              // started and not ended
 }
 
 func (a *attempt) start() {
-	a.began, a.ctx = bootclock.Now(), a.caller
+	a.ctx = a.caller
+	if a.hooks.AttemptEnd != nil {
+		a.began = bootclock.Now() // only if needed: a reading costs 7 % of locking a kept lock
+	}
 	if f := a.hooks.AttemptStart; f != nil {
 		a.ctx = derived(a.caller, f(a.caller, a.event))
 	}

@@ -27,8 +27,11 @@ import (
 
 // mayLingerLocked reports whether the tenure may be kept now, or taken if it is kept.
 func (t *tenure) mayLingerLocked() bool {
-	return t.lingers() && !t.pinned && !t.waitersBehind && !t.over && t.turn+1 < t.queue.client.opts.Turns &&
-		t.session.Healthy() && bootclock.Now().Before(t.lingerUntil)
+	if !t.lingers() || t.pinned || t.waitersBehind || t.over || t.turn+1 >= t.queue.client.opts.Turns {
+		return false
+	}
+	now := bootclock.Now()
+	return t.session.Healthy(now) && now.Before(t.lingerUntil)
 }
 
 // lingers reports whether the tenure may be kept at all.

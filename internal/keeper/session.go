@@ -153,11 +153,11 @@ func (s *Session) Valid() bool {
 	return s.lease.ValidAt(bootclock.Now())
 }
 
-// Healthy reports whether the session is valid and its renewal is not overdue. It is as exact as [Session.Valid].
-func (s *Session) Healthy() bool {
+// Healthy reports whether the session is valid at the given time and its renewal is not overdue.
+func (s *Session) Healthy(now Instant) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lease.Advance(bootclock.Now())
+	s.lease.Advance(now)
 	return s.lease.State() == Held
 }
 

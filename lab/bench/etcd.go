@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
@@ -104,6 +105,11 @@ func (e *etcd) measure(ctx context.Context, c config, admin *clientv3.Client, r 
 		contenders := []contender{{name: rawEtcd, connect: e.connectRaw}, {name: stockMutex, connect: e.connectStock}, {name: stileName, connect: e.connectStile}}
 		b := e.base(admin)
 		if err := measureDistinct(ctx, c, b.name, contenders, b.beforeRound, usage{b.commandCount, e.processorTime}, r); err != nil {
+			return err
+		}
+	}
+	if c.selects("linger") {
+		if err := e.measureLinger(ctx, c, r); err != nil {
 			return err
 		}
 	}
@@ -410,15 +416,20 @@ func (e *etcd) connectLater(context.Context, int) (client, error) {
 }
 
 func (e *etcd) stile(opts *stile.Options) (client, error) {
-	cli, err := e.dial()
-	if err != nil {
-		return nil, err
-	}
-	st, err := etcdstore.New(cli, nil)
+	st, err := e.store()
 	if err != nil {
 		return nil, err
 	}
 	return newStileWith(st, opts, func() {})
+}
+
+// store returns a store with a connection of its own.
+func (e *etcd) store() (store.Store, error) {
+	cli, err := e.dial()
+	if err != nil {
+		return nil, err
+	}
+	return etcdstore.New(cli, nil)
 }
 
 // With putters and putPause, startPuts sends 300 puts a second, if etcd keeps up.

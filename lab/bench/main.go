@@ -63,7 +63,7 @@ var stores = map[string]struct {
 	measure  func(context.Context, config) (*report, error)
 	contests []string
 }{
-	"etcd":    {measureEtcd, []string{"mutex", "crowd", "distinct", "rwmutex", "semaphore", "election", "lockall"}},
+	"etcd":    {measureEtcd, []string{"mutex", "crowd", "distinct", "linger", "rwmutex", "semaphore", "election", "lockall"}},
 	"redis":   {measureRedis, []string{"mutex", "rwmutex", "semaphore", "lockall"}},
 	"zk":      {measureZooKeeper, []string{"mutex", "lockall"}},
 	"startup": {measureStartup, nil},
@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	var c config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk, startup, page or crash")
-	flags.StringVar(&c.contest, "contest", "", "measure only this: mutex, crowd, distinct, rwmutex, semaphore, election or lockall; not every store has all")
+	flags.StringVar(&c.contest, "contest", "", "measure only this: mutex, crowd, distinct, linger, rwmutex, semaphore, election or lockall; not every store has all")
 	flags.IntVar(&c.rounds, "rounds", 5, "number of rounds; each round measures everything")
 	flags.DurationVar(&c.slice, "slice", time.Second, "how long each contender runs at a time")
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")

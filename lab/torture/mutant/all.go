@@ -451,8 +451,8 @@ func All() []Mutant {
 			Name:   "turn-after-deadline",
 			Breaks: "a kept lock is locked again only before its deadline: here also afterwards, because the loss of its session does not end it",
 			Edits: []Edit{
-				{"linger.go", "t.session.Healthy() && bootclock", "bootclock"},
-				{"linger.go", "!t.waitersBehind && !t.over", "!t.over"}, // otherwise a contended lock is hardly ever kept
+				{"linger.go", "t.session.Healthy(now) && now", "now"},
+				{"linger.go", "t.waitersBehind || t.over", "t.over"}, // otherwise a contended lock is hardly ever kept
 				{"tenure.go", "	t.awaitPendingLoss()\n	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {", "	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {"},
 				{"tenure.go", "{ t.lose(lost.Reason, lost.Err) }", "{ _ = lost }"},
 			},
@@ -463,7 +463,7 @@ func All() []Mutant {
 			Name:   "kept-after-loss",
 			Breaks: "an entry that is gone is not used again: here the loss ends the hold, and the client keeps the entry",
 			Edits: []Edit{
-				{"linger.go", "!t.waitersBehind && !t.over", "!t.over"},
+				{"linger.go", "t.waitersBehind || t.over", "t.over"},
 				{
 					"tenure.go",
 					"	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}\n	kept := q.kept == t\n",
