@@ -61,7 +61,7 @@ type followedLine struct {
 }
 
 type followedEntry struct {
-	*decodedEntry
+	decodedEntry
 	at int64 // the revision of the key
 }
 
@@ -93,7 +93,7 @@ func (f *follower) LineLocked(name string) store.Line {
 	}
 	entries := make([]*decodedEntry, 0, len(l.entries))
 	for _, e := range l.entries {
-		entries = append(entries, e.decodedEntry)
+		entries = append(entries, &e.decodedEntry)
 	}
 	var strays []string
 	for _, s := range l.strays {
@@ -133,7 +133,7 @@ func (f *follower) putLocked(kv *mvccpb.KeyValue) (name string, changed bool) {
 		l.entries = slices.Insert(l.entries, i, nil)
 	}
 	if ok {
-		l.entries[i] = &followedEntry{d, kv.ModRevision}
+		l.entries[i] = &followedEntry{*d, kv.ModRevision}
 		return name, true
 	}
 	if entry {

@@ -72,12 +72,12 @@ func (o *Observer) EachEntry(f func(EntryState)) {
 	for name, followed := range o.lines {
 		holders := len(followed.line.Holders)
 		for i := range followed.line.Holders {
-			began := cmp.Or(followed.placed[i].admitted, o.began)
+			began := cmp.Or(followed.entries[i].admitted, o.began)
 			left := o.leases.remaining(followed.line.Holders[i].Session, now)
 			f(EntryState{Name: name, Holds: true, For: now.Sub(began), Remaining: left})
 		}
 		for i := range followed.line.Waiters {
-			began := cmp.Or(followed.placed[holders+i].joined, o.began)
+			began := cmp.Or(followed.entries[holders+i].joined, o.began)
 			left := o.leases.remaining(followed.line.Waiters[i].Session, now)
 			f(EntryState{Name: name, For: now.Sub(began), Remaining: left})
 		}

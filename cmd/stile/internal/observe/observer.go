@@ -186,22 +186,22 @@ func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) 
 		if Empty(l) {
 			return
 		}
-		f = newFollowed(l.Name)
+		f = &followed{line: NoEntries(l.Name)}
 		o.lines[l.Name], o.names = f, nil
 	}
-	same := Same(f.line, l)
-	// What the first reading shows has happened before, it is not known when.
-	var events []Event
-	if o.status.Read && !same {
-		for _, s := range Steps(f.line, l) {
-			events = append(events, o.withCauseLocked(l.Name, f.event(s, now), now))
-		}
+	before, same := f.line, Same(f.line, l)
+	var steps []Step
+	if o.status.Read && !same { // what the first reading shows has happened before, it is not known when
+		steps = Steps(before, l)
+	}
+	events := f.follow(l, steps, now)
+	for i := range events {
+		events[i].Cause = o.causeLocked(l.Name, events[i].Step, now)
 	}
 	if len(events) > 0 && o.hooks.Changed != nil {
-		o.hooks.Changed(f.line, l, events)
+		o.hooks.Changed(before, l, events)
 	}
-	o.blame.change(f.line, l, events, now)
-	f.follow(l)
+	o.blame.change(before, l, events, now)
 	if !exact {
 		o.leases.confirm(l, at)
 	} else if o.leases.seeAll(l, at) {
@@ -232,15 +232,15 @@ func (o *Observer) Broken(name string, token uint64) {
 	o.broken[brokenEntry{name, token}] = time.Now()
 }
 
-func (o *Observer) withCauseLocked(name string, e Event, now time.Time) Event {
-	if e.What != Ended && e.What != Left {
-		return e
+// causeLocked returns why an entry has left its line, if that is known.
+func (o *Observer) causeLocked(name string, s Step, now time.Time) string {
+	if s.What != Ended && s.What != Left {
+		return ""
 	}
-	e.Cause = o.leases.cause(e.Entry.Session, now)
-	if _, ok := o.broken[brokenEntry{name, e.Entry.Token}]; ok {
-		e.Cause = Broken
+	if _, ok := o.broken[brokenEntry{name, s.Entry.Token}]; ok {
+		return Broken
 	}
-	return e
+	return o.leases.cause(s.Entry.Session, now)
 }
 
 // Lines returns up to limit lines whose name begins with prefix and is larger than after, in order, and
