@@ -30,8 +30,8 @@ func (t *tenure) mayLingerLocked() bool {
 	if !t.lingers() || t.pinned || t.waitersBehind || t.over || t.turn+1 >= t.queue.client.opts.Turns {
 		return false
 	}
-	now := bootclock.Now()
-	return t.session.Healthy(now) && now.Before(t.lingerUntil)
+	now, healthy := t.session.Healthy()
+	return healthy && now.Before(t.lingerUntil)
 }
 
 // lingers reports whether the tenure may be kept at all.

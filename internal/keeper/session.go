@@ -153,12 +153,14 @@ func (s *Session) Valid() bool {
 	return s.lease.ValidAt(bootclock.Now())
 }
 
-// Healthy reports whether the session is valid at the given time and its renewal is not overdue.
-func (s *Session) Healthy(now Instant) bool {
+// Healthy reports whether the session is valid now and its renewal is not overdue. It is as exact as [Session.Valid].
+// It also returns what it took as now, so that the caller need not read the clock again.
+func (s *Session) Healthy() (now Instant, healthy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now = bootclock.Now()
 	s.lease.Advance(now)
-	return s.lease.State() == Held
+	return now, s.lease.State() == Held
 }
 
 // Deadline returns until when the holds are valid if no further renewal is confirmed. Renewals move

@@ -109,7 +109,7 @@ func (e *etcd) measure(ctx context.Context, c config, admin *clientv3.Client, r 
 		}
 	}
 	if c.selects("linger") {
-		if err := e.measureLinger(ctx, c, r); err != nil {
+		if err := e.measureLinger(ctx, c, e.base(admin), r); err != nil {
 			return err
 		}
 	}

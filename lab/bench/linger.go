@@ -17,12 +17,12 @@ const (
 	maxNewcomer   = 2.1     // times an uncontended Lock
 )
 
-// lingering keep a lock for longer than a round takes.
+// lingering are options with which a client keeps a lock for longer than a round takes.
 var lingering = &stile.Options{TTL: sessionTTL, Linger: time.Minute}
 
 // measureLinger measures how often a client can lock a lock again that it keeps, and how long another client's Lock
 // takes then.
-func (e *etcd) measureLinger(ctx context.Context, c config, r *report) error {
+func (e *etcd) measureLinger(ctx context.Context, c config, base setting, r *report) error {
 	inMemory, err := locksAgain(ctx, c, memstore.New())
 	if err != nil {
 		return err
@@ -35,11 +35,11 @@ func (e *etcd) measureLinger(ctx context.Context, c config, r *report) error {
 	if err != nil {
 		return err
 	}
-	newcomer, err := e.measureNewcomer(ctx, c)
+	newcomer, err := e.measureNewcomer(ctx, c, base)
 	if err != nil {
 		return err
 	}
-	r.About = append(r.About, fmt.Sprintf("a client that keeps its lock locks and releases it %.0f times a second on etcd", onEtcd.Median))
+	r.About = append(r.About, fmt.Sprintf("a client that keeps its lock locks and releases it %v times a second on etcd", onEtcd))
 	r.Timed = append(r.Timed, newcomer.rows(keptByAnother)...)
 	r.Expected = append(r.Expected,
 		expectation{"a kept lock, in memory: locked and released again per second", inMemory, minLocksAgain, false},
@@ -59,7 +59,7 @@ func locksAgain(ctx context.Context, c config, st store.Store) (_ *ratio, err er
 	var last uint64
 	for range c.rounds {
 		n, began := 0, time.Now()
-		for ; n%1000 != 0 || time.Since(began) < c.slice; n++ { // reading the clock takes a tenth of the time
+		for ; n%1000 != 0 || time.Since(began) < c.slice; n++ { // reading the clock each time would count
 			h, err := m.Lock(ctx)
 			if err != nil {
 				return nil, err
@@ -77,7 +77,7 @@ func locksAgain(ctx context.Context, c config, st store.Store) (_ *ratio, err er
 	return spread(perSecond), nil
 }
 
-// newcomerPause is the time before each Lock. An idle client is slower than a busy one, so it is the same for both.
+// newcomerPause is the time before each Lock of a newcomer. A client is slower after a pause, so both cases have it.
 const newcomerPause = 10 * time.Millisecond
 
 // The situations in which a newcomer locks.
@@ -87,50 +87,66 @@ const (
 )
 
 // measureNewcomer measures Lock of a lock that another client keeps, and of one that nobody wants, alternately.
-func (e *etcd) measureNewcomer(ctx context.Context, c config) (*timed, error) {
-	keeper, err := e.stile(lingering)
-	if err != nil {
-		return nil, err
+func (e *etcd) measureNewcomer(ctx context.Context, c config, base setting) (_ *timed, err error) {
+	var clients []*stile.Client
+	defer func() {
+		for _, client := range clients {
+			stileClient{client, func() {}}.Close()
+		}
+	}()
+	for _, opts := range []*stile.Options{lingering, {TTL: sessionTTL}} {
+		st, err := e.store()
+		if err != nil {
+			return nil, err
+		}
+		client, err := stile.New(st, opts)
+		if err != nil {
+			return nil, err
+		}
+		clients = append(clients, client)
 	}
-	defer keeper.Close()
-	newcomer, err := e.connectStile(ctx, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer newcomer.Close()
+	keeper, newcomer := clients[0], clients[1]
 	m := newTimed("Lock")
 	for range c.rounds {
-		took := make(map[string][]time.Duration)
-		for began := time.Now(); len(took) == 0 || time.Since(began) < c.slice; {
-			if _, err := lockOnce(ctx, keeper, "linger/kept"); err != nil {
+		if err := base.beforeRound(ctx); err != nil {
+			return nil, err
+		}
+		var whileKept, whileFree []time.Duration
+		for began := time.Now(); len(whileKept) == 0 || time.Since(began) < c.slice; {
+			if _, err := lockOnce(ctx, keeper.Mutex("linger/kept")); err != nil {
 				return nil, err
 			}
-			for _, name := range []string{keptByAnother, free} {
-				lock := "linger/kept"
-				if name == free {
-					lock = "linger/free"
-				}
-				time.Sleep(newcomerPause) // the keeper watches for others now
-				d, err := lockOnce(ctx, newcomer, lock)
-				if err != nil {
-					return nil, err
-				}
-				took[name] = append(took[name], d)
+			l, err := keeper.Line(ctx, "linger/kept")
+			if err != nil {
+				return nil, err
 			}
+			time.Sleep(newcomerPause) // the keeper watches for others now
+			took, err := lockOnce(ctx, newcomer.Mutex("linger/kept"))
+			if err != nil {
+				return nil, err
+			}
+			if len(l.Holders) > 0 { // a client whose renewal is late keeps nothing
+				whileKept = append(whileKept, took)
+			}
+			time.Sleep(newcomerPause)
+			if took, err = lockOnce(ctx, newcomer.Mutex("linger/free")); err != nil {
+				return nil, err
+			}
+			whileFree = append(whileFree, took)
 		}
-		m.add(keptByAnother, took[keptByAnother])
-		m.add(free, took[free])
+		m.add(keptByAnother, whileKept)
+		m.add(free, whileFree)
 	}
 	return m, nil
 }
 
 // lockOnce locks and releases a lock, and returns how long Lock took.
-func lockOnce(ctx context.Context, c client, name string) (time.Duration, error) {
+func lockOnce(ctx context.Context, m *stile.Mutex) (time.Duration, error) {
 	began := time.Now()
-	unlock, err := c.Lock(ctx, name)
+	h, err := m.Lock(ctx)
 	took := time.Since(began)
 	if err != nil {
 		return 0, err
 	}
-	return took, unlock(ctx)
+	return took, h.Release(ctx)
 }

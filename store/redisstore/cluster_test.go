@@ -98,10 +98,10 @@ func TestCluster_subscriptionFollowsSlot(t *testing.T) {
 	second.await(t, store.Admitted)
 }
 
-// moveSlot gives a slot to another node, without its keys, which the former node then deletes. The
-// new node announces it with a new epoch only if it was importing the slot. Without one, it can
-// believe an old announcement of the former node that arrives late; then each of the two redirects
-// clients to the other for ever. See https://redis.io/docs/latest/commands/cluster-setslot/.
+// moveSlot gives a slot to another node. The keys are not moved; the former node deletes them. The new
+// node takes a new epoch only if it was importing the slot. Without one, a late announcement by the
+// former node could take the slot away from it again. Then each of the two would redirect clients to the
+// other for ever. See https://redis.io/docs/latest/commands/cluster-setslot/.
 func moveSlot(t *testing.T, slot uint16, from, to *testservers.Redis) {
 	t.Helper()
 	setSlot := func(what string, node *testservers.Redis) {

@@ -81,7 +81,8 @@ func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, con
 	})
 }
 
-// errUnsubscribed is why a subscription ended whose connection works: in a cluster, its slot moved.
+// errUnsubscribed is logged if the server ended a subscription but not the connection, as a cluster does when
+// the slot moves.
 var errUnsubscribed = errors.New("the server ended it")
 
 // received handles a message that the script has published.

@@ -451,7 +451,7 @@ func All() []Mutant {
 			Name:   "turn-after-deadline",
 			Breaks: "a kept lock is locked again only before its deadline: here also afterwards, because the loss of its session does not end it",
 			Edits: []Edit{
-				{"linger.go", "t.session.Healthy(now) && now", "now"},
+				{"linger.go", "now, healthy := t.session.Healthy()", "now, healthy := bootclock.Now(), true"},
 				{"linger.go", "t.waitersBehind || t.over", "t.over"}, // otherwise a contended lock is hardly ever kept
 				{"tenure.go", "	t.awaitPendingLoss()\n	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {", "	t.queue.mu.Lock()\n	defer t.queue.mu.Unlock()\n	if t.over {"},
 				{"tenure.go", "{ t.lose(lost.Reason, lost.Err) }", "{ _ = lost }"},

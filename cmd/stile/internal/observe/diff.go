@@ -26,7 +26,7 @@ type Step struct {
 // readings is not seen.
 func Steps(before, now stile.Line) []Step {
 	had := places(before)
-	was := make(map[identity]bool) // whether it held; without a size, so that a small one is on the stack
+	was := make(map[identity]bool, len(had)) // whether it held
 	for _, p := range had {
 		was[p.identity()] = p.holds
 	}

@@ -19,16 +19,18 @@ type followedEntry struct {
 	joined, admitted time.Time // when that was seen; zero if it was so before
 }
 
-// follow sets the line, and returns what is kept of the steps that lead to it.
+// follow replaces the line by l, and returns the events for the steps from the old line to l.
 func (f *followed) follow(l stile.Line, steps []Step, now time.Time) []Event {
-	known := make(map[identity]followedEntry) // without a size, so that a small one is on the stack
+	known := make(map[identity]followedEntry, len(f.entries))
 	for _, e := range f.entries {
 		known[e.id] = e
 	}
 	find := func(p place) (e followedEntry, found bool) {
 		e, found = known[p.identity()]
-		if !found {
-			e, found = known[p.identityWithoutToken()] // a store may assign tokens late
+		if !found { // a store may assign tokens late
+			early := p.identityWithoutToken()
+			e, found = known[early]
+			delete(known, early)
 		}
 		return e, found
 	}

@@ -194,7 +194,12 @@ func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) 
 	if o.status.Read && !same { // what the first reading shows has happened before, it is not known when
 		steps = Steps(before, l)
 	}
-	events := f.follow(l, steps, now)
+	var events []Event
+	if same {
+		f.line = l
+	} else {
+		events = f.follow(l, steps, now)
+	}
 	for i := range events {
 		events[i].Cause = o.causeLocked(l.Name, events[i].Step, now)
 	}
