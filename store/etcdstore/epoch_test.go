@@ -326,22 +326,24 @@ func TestEpoch_notWrittenForAnsweredCall(t *testing.T) {
 			cli, intercept := interceptedClient(t)
 			direct, st, name := server(t).Client(t), newStore(t, cli, ""), newName(t)
 			st.SetSizes(2, 2, 2)
+			var refuse atomic.Bool
+			f := handler(func(_ context.Context, request string, send func() error) error {
+				if refuse.Load() && request == "Range" {
+					return rpctypes.ErrGRPCPermissionDenied
+				}
+				return send() // waits for the reply, so every attempt is answered, however slow the machine is
+			})
+			intercept.Store(&f)
 			se := openSession(t, st)
 			var others []*testEntry
 			for i := range 4 {
 				others = append(others, enqueue(t, se, fmt.Sprintf("%s/%d", name, i)))
 			}
-			f := handler(func(_ context.Context, request string, send func() error) error {
-				if request == "Range" {
-					return rpctypes.ErrGRPCPermissionDenied
-				}
-				return send()
-			})
-			intercept.Store(&f)
+			refuse.Store(true)
 			if err := tt.join(t, st, se, name); !errors.Is(err, rpctypes.ErrPermissionDenied) {
 				t.Fatalf("got %v, want ErrPermissionDenied", err)
 			}
-			intercept.Store(nil)
+			refuse.Store(false)
 			eventually(t, "only the entries of the other locks are left", func() bool {
 				return len(keysUnder(t, direct, name)) == len(others)
 			})
