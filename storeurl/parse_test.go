@@ -76,7 +76,8 @@ func TestParse_errors(t *testing.T) {
 	for _, c := range []struct {
 		url, want string
 	}{
-		{"", "known are mem: and etcd+unix://, etcd://, etcds://"},
+		{"", "the store URL is empty; known are mem: and etcd+unix://, etcd://, etcds://"},
+		{"local:", "names its socket: etcd+unix://"},
 		{"h:p", `unknown scheme "h"; known are mem: and etcd+unix://, etcd://, etcds://`},
 		{"h i", "missing scheme; known are mem: and"},
 		{"consul://h", `store URL consul://***: unknown scheme "consul"; known are`},

@@ -25,6 +25,13 @@ func (e *schemeError) Unwrap() error { return e.err }
 // explainParse returns the error for a URL that parse refused with err. It suggests a correct URL
 // if one can be guessed.
 func explainParse(raw string, err error) error {
+	switch raw {
+	case "":
+		return fmt.Errorf("the store URL is empty; %w", ErrUnknownScheme)
+	case "local:":
+		return errors.New("store URL local: is for the stile command only, which starts that server; " +
+			"a Go program names its socket: etcd+unix://$HOME/.local/state/stile/local/socket")
+	}
 	if bad, ok := errors.AsType[*schemeError](err); ok {
 		if meant := suggest(raw); meant != "" { // then raw contains no password
 			return fmt.Errorf("store URL %q: %s; did you mean %s?", raw, bad.wrong, meant)

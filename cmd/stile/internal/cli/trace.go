@@ -38,9 +38,10 @@ has the lock, the token, the owner, the reason and the labels, and why the hold 
 is known. An arrow leads from the end of a hold to the hold of the waiter that came next. Losses
 are marked, and so are the times in which the store could not be read.
 
-The times are those at which this machine saw the changes. The store is read at most ten times a
-second, so a hold that begins and ends between two readings is missed. What began before the
-recording, or went on after it, has a note that says so.
+The times are those at which this machine saw the changes. On etcd every hold is recorded, with
+few exceptions. Other stores are read at most ten times a second, so a hold that begins and ends
+between two readings is missed. What began before the recording, or went on after it, has a note
+that says so.
 
 The file is written as it is recorded. If stile is killed, the file can still be opened. A
 terminal shows the number of events so far: joins, acquisitions and ends.`,
