@@ -37,8 +37,9 @@ import (
 )
 
 // Do runs f if no larger token than this one has been seen at path. It runs one f at a time for each path,
-// on the whole machine. path need not exist, but its directory must. It must not end in .fence or .next,
-// the names of the guard's own files.
+// on the whole machine. path need not exist, but its directory must. It must have a name, not only dots or
+// slashes, that does not end in .fence or .next, the names of the guard's own files. Slashes at its end do
+// not count.
 //
 // If a larger token has been seen, the error is a [*guard.StaleError] and f is not run. Do waits while
 // another call, in this process or another one, runs its f. So f must not call Do for the same path. If ctx
@@ -51,8 +52,9 @@ func Do(ctx context.Context, path string, token uint64, f func() error) (err err
 		return err
 	}
 	if err := checkPath(path); err != nil {
-		return fmt.Errorf("guard: %s: %w", path, err)
+		return fmt.Errorf("guard: %q: %w", path, err)
 	}
+	path = filepath.Clean(path) // so that "dir" and "dir/" have one fence
 	fence, err := openFence(ctx, path)
 	if err != nil {
 		return fmt.Errorf("guard: %s: %w", path, err)
@@ -68,11 +70,12 @@ func Do(ctx context.Context, path string, token uint64, f func() error) (err err
 	case token < newest:
 		return &guard.StaleError{Resource: path, Token: token, Newest: newest}
 	case token > newest:
-		if err = raise(fence, token); err == nil {
-			err = syncDir(filepath.Dir(path)) // the process that made the fence may have died before this
-		}
+		err = raise(fence, token)
 	default:
-		err = fence.Sync() // the process that raised it may have died before this, or failed
+		err = flush(fence) // the process that raised it may have died before this
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(path)) // as may the process that made the fence
 	}
 	if err != nil {
 		return fmt.Errorf("guard: %s: %w", fence.Name(), err)
@@ -85,9 +88,14 @@ func Do(ctx context.Context, path string, token uint64, f func() error) (err err
 
 // checkPath refuses paths whose fence others may not use.
 func checkPath(path string) error {
+	path = filepath.Clean(path)
 	switch filepath.Ext(path) {
 	case fenceSuffix, nextSuffix:
 		return fmt.Errorf("names that end in %s or %s are those of the guard's own files", fenceSuffix, nextSuffix)
+	}
+	switch filepath.Base(path) {
+	case ".", "..", string(filepath.Separator):
+		return errors.New("it has no name, beside which its fence could be: use a path that ends with the name")
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
 		return errors.New("it is a symbolic link, whose fence is not that of the file: use the path of the file")
@@ -116,6 +124,7 @@ func endOf(ctx context.Context) error {
 //
 // Its errors are those of [Do]. After an error of the file system the file may have either content.
 func WriteFile(ctx context.Context, path string, data []byte, perm os.FileMode, token uint64) error {
+	path = filepath.Clean(path)
 	return Do(ctx, path, token, func() error { return replace(path, data, perm) })
 }
 
@@ -277,8 +286,26 @@ func raise(fence *os.File, token uint64) error {
 	case tokens[0] > tokens[1]:
 		at = slotSize
 	}
-	if _, err := fence.WriteAt(content, at); err != nil {
+	before := make([]byte, len(content))
+	n, err := fence.ReadAt(before, at)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	return fence.Sync()
+	_, err = fence.WriteAt(content, at)
+	if err == nil {
+		err = flush(fence)
+	}
+	if err != nil {
+		// The system may take what it could not flush for flushed, and not try it again. So the next call must find
+		// the old content, and write the new one once more.
+		_, undo := fence.WriteAt(before[:n], at)
+		if n < len(content) {
+			undo = errors.Join(undo, fence.Truncate(at+int64(n)))
+		}
+		return errors.Join(err, undo)
+	}
+	return nil
 }
+
+// flush writes a file to the disk. Tests replace it.
+var flush = (*os.File).Sync

@@ -400,6 +400,70 @@ func TestDo_badPaths(t *testing.T) {
 	}
 }
 
+// Different spellings of a directory have one fence.
+// Promise: P2
+func TestDo_oneFenceForAllSpellings(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	nothing := func() error { return nil }
+	if err := fileguard.Do(t.Context(), dir, 9, nothing); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir + "/", dir + "//", dir + "/.", dir + "/x/..", filepath.Dir(dir) + "/./data"} {
+		if err := fileguard.Do(t.Context(), path, 3, nothing); !errors.Is(err, guard.ErrStale) {
+			t.Errorf("%s: token 3 after 9: got %v, want ErrStale", path, err)
+		}
+	}
+	link := filepath.Join(filepath.Dir(dir), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link + "/", "", ".", "..", "../..", "/"} {
+		if err := fileguard.Do(t.Context(), path, 3, nothing); err == nil || errors.Is(err, guard.ErrStale) {
+			t.Errorf("%q: got %v, want an error about the path", path, err)
+		}
+	}
+}
+
+// The system takes a page that it could not write to the disk for written, and a second flush does nothing. So a
+// token whose flush has failed is written anew by the next call with the same token.
+// Promise: P2
+func TestDo_flushFails(t *testing.T) { //nolint:paralleltest // replaces a function of the package
+	path := filepath.Join(t.TempDir(), "f")
+	onDisk := ""
+	fails := false
+	defer fileguard.SetFlush(func(fence *os.File) error {
+		if fails {
+			return syscall.EIO
+		}
+		content, err := os.ReadFile(fence.Name())
+		onDisk = string(content)
+		return err
+	})()
+	var last string
+	for _, token := range []uint64{6, 7, 8} {
+		ran := 0
+		raise := func() error { return fileguard.Do(t.Context(), path, token, func() error { ran++; return nil }) }
+		fails = true
+		if err := raise(); !errors.Is(err, syscall.EIO) || ran > 0 {
+			t.Fatalf("token %d: got %v, run %d times; want EIO", token, err, ran)
+		}
+		if content, err := os.ReadFile(path + ".fence"); err != nil || string(content) != last {
+			t.Errorf("token %d: the flush has failed: got the fence %q, %v, want %q, so that the next call writes it again", token, content, err, last)
+		}
+		fails = false
+		if err := raise(); err != nil || ran != 1 {
+			t.Fatalf("token %d again: got %v, run %d times", token, err, ran)
+		}
+		if last = onDisk; !strings.Contains(last, strconv.FormatUint(token, 10)) {
+			t.Errorf("token %d: on the disk is the fence %q", token, last)
+		}
+	}
+}
+
 // A fence that is a link, perhaps to another user's file, is refused.
 func TestDo_fenceIsLink(t *testing.T) {
 	t.Parallel()
