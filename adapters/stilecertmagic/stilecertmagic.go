@@ -115,7 +115,7 @@ func (l *Locker) RenewLockLease(ctx context.Context, name string, _ time.Duratio
 	case hold.Valid():
 		return nil
 	}
-	return e.slot.Relock(ctx, l.mutex(name).TryLock)
+	return e.slot.Relock(ctx, hold, l.mutex(name).TryLock)
 }
 
 func (l *Locker) mutex(name string) *stile.Mutex { return l.client.Mutex(l.prefix + name) }

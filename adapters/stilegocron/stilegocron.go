@@ -21,7 +21,8 @@
 // gocron cannot end a job whose lock is lost: its interfaces have no means for that. Nor does it report the error of
 // Unlock. Jobs made with [Locker.Task] or [Elector.Task] get a context that ends with the lock, and report the
 // loss as the job's error, which gocron passes to AfterJobRunsWithError. A job that is made with gocron.NewTask
-// runs on after a loss, while another host may run it too; only the log of the client tells.
+// runs on after a loss, while another host may run it too; only the log of the client tells. Nor does gocron tell
+// whether the function of such a job was run, or has panicked. So only runs of [Locker.Task] are recorded.
 package stilegocron
 
 import (
@@ -29,6 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
@@ -49,7 +51,8 @@ type Options struct {
 	// is that of its function, so that two jobs with one function have one lock, and a change of the code may
 	// change the name.
 	Prefix string
-	// Every is the period in which a job runs once: the interval of the job's schedule. Zero or less means that
+	// Every is the period in which a job runs once: the interval of the job's schedule. It needs jobs made with
+	// [Locker.Task]; one made with gocron.NewTask runs once on each host. Zero or less means that
 	// jobs are not recorded. Then the lock only keeps two hosts from running a job at the same time; if the job
 	// takes less time than the clocks of the hosts differ, each host runs it. Jobs with other intervals need
 	// a Locker of their own.
@@ -60,6 +63,8 @@ type Options struct {
 type Locker struct {
 	client *stile.Client
 	opts   Options
+
+	hasTasks atomic.Bool // Task was called
 
 	mu   sync.Mutex
 	runs map[context.Context]*run // runs that hold their lock and have not begun, by the context of their job
@@ -80,12 +85,16 @@ func NewLocker(client *stile.Client, opts Options) *Locker {
 // With Options.Every a job runs once in each period. Lock returns [ErrDone] if the last run was called less than nine
 // tenths of the period before. So the clocks of the hosts may differ by a tenth of the period, less the time by which
 // the calls come late. While the job runs elsewhere, Lock waits until ctx ends, to take over if that host dies or
-// loses the lock. A run is recorded when it has ended, also if it failed, as stile once records it; stile show
-// prints it. It is not recorded, and so another host may run the job again, if the lock was lost, or if the scheduler
-// was stopped meanwhile, unless the function of [Locker.Task] has succeeded nevertheless. The record of
+// loses the lock. A run of [Locker.Task] is recorded when its function has returned, also if it failed, as stile once
+// records it; stile show prints it. It is not recorded, and so another host may run the job again, if the function
+// panicked or was not called, or if it failed and the lock was lost or the scheduler stopped meanwhile. The record of
 // a call that lies more than a tenth of the period in the future does not count. On a store without records, as
-// Redlock is, the error matches [stile.ErrUnsupported].
+// Redlock is, the error matches [stile.ErrUnsupported]. If the locker has made no task, Lock fails: nothing would be
+// recorded.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	if l.opts.Every > 0 && !l.hasTasks.Load() {
+		return nil, errors.New("stilegocron: the job was not run because Options.Every needs jobs that are made with Locker.Task")
+	}
 	r := &run{locker: l, ctx: ctx, called: time.Now()}
 	mutex := l.client.Mutex(l.opts.Prefix + key)
 	var err error
@@ -114,17 +123,19 @@ func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 // If the run does not have a lock, the job's error says so, and the function is not called: the scheduler has an
 // elector or another locker, or the job has the option WithDisabledDistributedJobLocker.
 func (l *Locker) Task(f func(ctx context.Context, hold *stile.Hold) error) gocron.Task {
+	l.hasTasks.Store(true)
 	return gocron.NewTask(func(ctx context.Context) error {
 		l.mu.Lock()
 		r := l.runs[ctx] // gocron passes the same context to Lock and to the function
+		delete(l.runs, ctx)
 		l.mu.Unlock()
 		if r == nil {
 			return errors.New("stilegocron: the job was not run because it has no lock: give its scheduler, or the job, the Locker that has made the task")
 		}
 		inner, cancel := both(ctx, r.hold.Context())
 		defer cancel()
-		err := f(inner, r.hold)
-		return errors.Join(err, r.end(err, err == nil))
+		err := f(inner, r.hold) // if it panics, gocron calls Unlock
+		return errors.Join(err, r.record(err), r.Unlock(ctx))
 	})
 }
 
@@ -158,26 +169,27 @@ func (r *run) read(name string) (err error) {
 	return nil
 }
 
-// Unlock ends the run, unless its task has done so.
-func (r *run) Unlock(context.Context) error { return r.end(nil, false) }
+// record records that the function of the task has returned err, if that is wanted and it was not interrupted.
+func (r *run) record(err error) error {
+	if r.locker.opts.Every <= 0 || err != nil && (r.ctx.Err() != nil || r.hold.Err() != nil) {
+		return nil //nolint:nilerr // the task reports err
+	}
+	attempt := history.Attempt{Called: r.called, Owner: r.hold.Owner().String(), Token: r.hold.Token()}
+	if err != nil {
+		attempt.ExitCode = 1
+	}
+	return history.Write(r.hold.Context(), r.hold, r.past.With("", attempt, 0))
+}
 
-// end records the run, if that is wanted and it was not interrupted, and releases the hold. The failure is that of the
-// job. Only the first call has an effect.
-func (r *run) end(failure error, succeeded bool) (err error) {
+// Unlock releases the hold, unless the task has done so.
+func (r *run) Unlock(context.Context) (err error) {
 	r.once.Do(func() {
 		r.locker.mu.Lock()
 		if r.locker.runs[r.ctx] == r {
 			delete(r.locker.runs, r.ctx)
 		}
 		r.locker.mu.Unlock()
-		if r.locker.opts.Every > 0 && (succeeded || r.ctx.Err() == nil && r.hold.Err() == nil) {
-			attempt := history.Attempt{Called: r.called, Owner: r.hold.Owner().String(), Token: r.hold.Token()}
-			if failure != nil {
-				attempt.ExitCode = 1
-			}
-			err = history.Write(r.hold.Context(), r.hold, r.past.With("", attempt, 0))
-		}
-		err = errors.Join(err, r.hold.Release(r.ctx))
+		err = r.hold.Release(r.ctx)
 	})
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -106,14 +107,13 @@ func TestLocker_skips(t *testing.T) {
 	})
 }
 
-// With a period, three hosts run the job once in it, with any kind of task. A failure counts too.
+// With a period, three hosts run the job once in it. A failure counts too.
 func TestLocker_oncePerPeriod(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		task func(l *stilegocron.Locker, f func()) gocron.Task
 	}{
-		{"plain task", func(_ *stilegocron.Locker, f func()) gocron.Task { return gocron.NewTask(f) }},
-		{"task of the locker", func(l *stilegocron.Locker, f func()) gocron.Task {
+		{"task that succeeds", func(l *stilegocron.Locker, f func()) gocron.Task {
 			return l.Task(func(context.Context, *stile.Hold) error { f(); return nil })
 		}},
 		{"task that fails", func(l *stilegocron.Locker, f func()) gocron.Task {
@@ -160,25 +160,16 @@ func TestLocker_clocks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := newClient(t, memstore.New(), "")
 				l := stilegocron.NewLocker(client, stilegocron.Options{Every: time.Hour})
-				if c.wait < 0 {
-					called := time.Now().Add(-c.wait).Format(time.RFC3339Nano)
-					err := client.Mutex(name).Do(t.Context(), func(ctx context.Context, hold *stile.Hold) error {
-						return hold.SetRecord(ctx, []byte(`{"stile_once":1,"jobs":{"":{"success":{"called":"`+called+`","exit_code":0,"token":"1","owner":"b"}}}}`))
-					})
-					if err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					lock, err := l.Lock(t.Context(), name)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := lock.Unlock(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-					time.Sleep(c.wait)
+				l.Task(nil)
+				called := time.Now().Add(max(0, -c.wait)).Format(time.RFC3339Nano)
+				err := client.Mutex(name).Do(t.Context(), func(ctx context.Context, hold *stile.Hold) error {
+					return hold.SetRecord(ctx, []byte(`{"stile_once":1,"jobs":{"":{"success":{"called":"`+called+`","exit_code":0,"token":"1","owner":"b"}}}}`))
+				})
+				if err != nil {
+					t.Fatal(err)
 				}
-				_, err := l.Lock(t.Context(), name)
+				time.Sleep(c.wait)
+				_, err = l.Lock(t.Context(), name)
 				if done := errors.Is(err, stilegocron.ErrDone); done != c.done || !done && err != nil {
 					t.Errorf("Lock: %v, want ErrDone: %t", err, c.done)
 				}
@@ -204,7 +195,10 @@ func TestLocker_takesOver(t *testing.T) {
 		}), onError(func(err error) { failed <- err }))
 		<-started
 		var r runs
-		schedule(t, newScheduler(t, gocron.WithDistributedLocker(lb)), gocron.NewTask(func() { r.add("b") }))
+		schedule(t, newScheduler(t, gocron.WithDistributedLocker(lb)), lb.Task(func(context.Context, *stile.Hold) error {
+			r.add("b")
+			return nil
+		}))
 		time.Sleep(time.Minute + time.Second)
 		r.check(t)
 		_ = a.Close(t.Context())
@@ -249,6 +243,52 @@ func TestLocker_interrupted(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A run whose function panics, or is not called, is not recorded, so another host runs the job.
+// Promise: P5
+func TestLocker_notRun(t *testing.T) {
+	for what, c := range map[string]struct {
+		listener gocron.EventListener
+		started  []string
+	}{
+		"panics":     {gocron.AfterJobRunsWithPanic(func(uuid.UUID, string, any) {}), []string{"00:01:00 a"}},
+		"is skipped": {gocron.BeforeJobRunsSkipIfBeforeFuncErrors(func(uuid.UUID, string) error { return errors.New("not ready") }), nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := newClient(t, memstore.New(), "a")
+				l := stilegocron.NewLocker(client, stilegocron.Options{Prefix: "jobs/", Every: time.Minute})
+				var r runs
+				task := l.Task(func(context.Context, *stile.Hold) error {
+					r.add("a")
+					panic("broken")
+				})
+				schedule(t, newScheduler(t, gocron.WithDistributedLocker(l)), task, gocron.WithEventListeners(c.listener))
+				time.Sleep(61 * time.Second)
+				r.check(t, c.started...)
+				if record, err := client.Record(t.Context(), name); err != nil || len(record) > 0 {
+					t.Errorf("the record is %q, %v; want none", record, err)
+				}
+				if line, err := client.Line(t.Context(), name); err != nil || len(line.Holders) > 0 {
+					t.Errorf("the line is %+v, %v; want it empty", line, err)
+				}
+			})
+		})
+	}
+}
+
+// A locker with a period has nothing to record for jobs that are made without it, and refuses to run them.
+func TestLocker_needsTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := stilegocron.NewLocker(newClient(t, memstore.New(), ""), stilegocron.Options{Every: time.Minute})
+		refused := make(chan error, 1)
+		schedule(t, newScheduler(t, gocron.WithDistributedLocker(l)), gocron.NewTask(func() { t.Error("the job ran") }),
+			gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { refused <- err })))
+		if err := <-refused; err == nil || !strings.Contains(err.Error(), "Locker.Task") {
+			t.Errorf("got %v, want an error that names Locker.Task", err)
+		}
+	})
 }
 
 // A task that has no lock is not run.
@@ -400,6 +440,7 @@ func TestRedis(t *testing.T) {
 	}
 	<-tookOver
 	third := stilegocron.NewLocker(a, stilegocron.Options{Prefix: "jobs/", Every: 1000 * time.Hour})
+	third.Task(nil)
 	if _, err := third.Lock(t.Context(), "report"); !errors.Is(err, stilegocron.ErrDone) {
 		t.Errorf("Lock after the job has run: %v, want ErrDone", err)
 	}

@@ -93,13 +93,15 @@ func (d *Driver) Unlock() error {
 	return d.explain(err)
 }
 
-// Close releases the lock if it is held, and closes the driver.
+// Close closes the driver, and then releases the lock if it is held: until no step can be run any more, steps are
+// checked.
 func (d *Driver) Close() error {
+	closed := d.Driver.Close()
 	err := d.slot.Unlock(context.Background())
 	if errors.Is(err, slot.ErrEmpty) {
 		err = nil
 	}
-	return errors.Join(d.explain(err), d.Driver.Close())
+	return errors.Join(closed, d.explain(err))
 }
 
 // Run runs a migration, unless the lock is lost. If it is lost meanwhile, the next step fails, or Unlock.

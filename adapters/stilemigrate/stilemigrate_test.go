@@ -163,6 +163,17 @@ func (o *observed) Drop() error {
 	return o.Driver.Drop()
 }
 
+// A closing driver calls a function before it is closed.
+type closing struct {
+	database.Driver
+	before func()
+}
+
+func (c closing) Close() error {
+	c.before()
+	return c.Driver.Close()
+}
+
 // golang-migrate's own tests of drivers.
 func TestDriver_conformance(t *testing.T) {
 	onStores(t, func(t *testing.T, st store.Store, name string) {
@@ -371,6 +382,35 @@ func TestDriver_closeReleasesAbandonedLock(t *testing.T) {
 			t.Fatalf("TryLock after Close: %v", err)
 		}
 		if err := again.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A migration may still run when Close is called. The lock is released only after the driver can run nothing more.
+// Promise: P1
+func TestDriver_closesBeforeRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memstore.New()
+		other := newClient(t, st).Mutex("a")
+		closed := 0
+		d := stilemigrate.New(closing{newStub(t), func() {
+			closed++
+			if _, err := other.TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+				t.Errorf("TryLock before the driver is closed: got %v, want ErrHeld", err)
+			}
+		}}, newClient(t, st).Mutex("a"))
+		if err := d.Lock(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Close(); err != nil || closed != 1 {
+			t.Errorf("Close: %v; the driver was closed %d times", err, closed)
+		}
+		h, err := other.TryLock(t.Context())
+		if err != nil {
+			t.Fatalf("TryLock after Close: %v", err)
+		}
+		if err := h.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})

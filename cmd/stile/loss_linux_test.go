@@ -295,22 +295,31 @@ func awaitWatchdog(t testing.TB, stile int) (watchdog int) {
 // Promise: P6
 func TestWatchdog_stileStopped(t *testing.T) {
 	t.Parallel()
+	for argument, name := range map[string]string{"demo": "demo", `"--help"`: "--help"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testStileStopped(t, argument, name)
+		})
+	}
+}
+
+func testStileStopped(t *testing.T, argument, name string) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	previous := m.start(ignoreTermScript, "--ttl", expiringTTL, "demo")
+	previous := m.start(ignoreTermScript, "--ttl", expiringTTL, argument)
 	m.awaitFile("grandchild", "\n")
 	m.awaitFile("child", "\n")
 	watchdog := awaitWatchdog(t, previous.Process.Pid)
-	next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
+	next := m.runCommand(argument, "--", "sh", "-c", uptimeScript(">next")).spawn()
 	cli := s.client(t)
-	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	eventually(t, "a waiter", func() bool { return len(entries(t, cli, name)) == 2 })
 
 	pause(t, previous.Process.Pid)
 	next.expectExit(0)
 	m.awaitCommandDead()
 	m.checkDeadBefore("next", "child", "grandchild")
 	previous.signal(syscall.SIGCONT)
-	previous.expectExit(79, `"demo"`, "expired")
+	previous.expectExit(79, name, "expired")
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 

@@ -77,15 +77,22 @@ func (s *Slot) Hold() *stile.Hold {
 	return s.hold
 }
 
-// Relock replaces a lost hold by a new one that lock acquires. The caller must have the slot.
-func (s *Slot) Relock(ctx context.Context, lock func(context.Context) (*stile.Hold, error)) error {
+// Relock replaces a lost hold by a new one that lock acquires. If the slot does not have the lost hold any more,
+// because Unlock was called meanwhile, Relock releases the new one and returns [ErrEmpty].
+func (s *Slot) Relock(ctx context.Context, lost *stile.Hold, lock func(context.Context) (*stile.Hold, error)) error {
 	hold, err := lock(ctx)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hold = hold
+	replaced := s.hold == lost
+	if replaced {
+		s.hold = hold
+	}
+	s.mu.Unlock()
+	if !replaced {
+		return errors.Join(ErrEmpty, hold.Release(ctx))
+	}
 	return nil
 }
 

@@ -105,11 +105,31 @@ func TestSlot_TryLockOccupied(t *testing.T) {
 	if err := s.TryLock(t.Context(), m.TryLock); !errors.Is(err, stile.ErrHeld) {
 		t.Errorf("TryLock beside a user whose hold was lost: got %v, want ErrHeld", err)
 	}
-	if err := s.Relock(t.Context(), m.TryLock); err != nil || !s.Hold().Valid() {
+	if err := s.Relock(t.Context(), s.Hold(), m.TryLock); err != nil || !s.Hold().Valid() {
 		t.Errorf("Relock: got %v, want a valid hold", err)
 	}
 	if err := s.Unlock(t.Context()); err != nil {
 		t.Errorf("Unlock after Relock: %v", err)
+	}
+}
+
+// Unlock is called while Relock acquires the lock. Nobody would release the new hold.
+func TestSlot_UnlockDuringRelock(t *testing.T) {
+	c := newClient(t, memstore.New())
+	m := c.Mutex("a")
+	var s slot.Slot
+	lose(t, &s, c, m)
+	err := s.Relock(t.Context(), s.Hold(), func(ctx context.Context) (*stile.Hold, error) {
+		_ = s.Unlock(ctx)
+		return m.TryLock(ctx)
+	})
+	if !errors.Is(err, slot.ErrEmpty) || s.Hold() != nil {
+		t.Errorf("Relock: got %v and the hold %v, want ErrEmpty", err, s.Hold())
+	}
+	if h, err := m.TryLock(t.Context()); err != nil {
+		t.Errorf("the lock is not free: %v", err)
+	} else if err := h.Release(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -74,3 +74,6 @@ func elect(s *etcdserver.EtcdServer) {
 func (n *Node) RevokeTethered(ctx context.Context, lease int64) error {
 	return n.leases().Revoke(ctx, lease)
 }
+
+// HealthConnections is the limit of connections for probes.
+const HealthConnections = healthConnections

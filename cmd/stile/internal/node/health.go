@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
+	"golang.org/x/net/netutil"
 )
 
 // health serves probes in plain HTTP. It replaces etcd's own listener for that, which is opened
@@ -38,16 +39,23 @@ func listenHealth(address string) (*health, error) {
 	return h, nil
 }
 
+// healthConnections limits the connections: anybody who reaches the address may connect, and each takes one of the
+// process's files. None stays without a request.
+const healthConnections = 64
+
 // serve starts to answer. Connections made before that wait.
 func (h *health) serve(etcd *etcdserver.EtcdServer, web *web, log *zap.Logger) {
 	if h == nil {
 		return
 	}
 	h.server = &http.Server{
-		Handler:           web.refusePages(h.hosts, newInfo(etcd, log).ServeHTTP),
-		ReadHeaderTimeout: 10 * time.Second,
+		Handler:        web.refusePages(h.hosts, newInfo(etcd, log).ServeHTTP),
+		ReadTimeout:    10 * time.Second,
+		WriteTimeout:   30 * time.Second,
+		IdleTimeout:    30 * time.Second,
+		MaxHeaderBytes: 16 << 10,
 	}
-	go func() { _ = h.server.Serve(h.listener) }() // ends when close is called
+	go func() { _ = h.server.Serve(netutil.LimitListener(h.listener, healthConnections)) }() // ends when close is called
 }
 
 // close stops it at once, even while requests are answered.

@@ -46,6 +46,7 @@ func (w *web) handlers(withGateway bool) map[string]http.Handler {
 				http.Error(rw, "stile serve: the request needs the header Content-Type: application/json; "+
 					"with curl, add -H 'Content-Type: application/json'", http.StatusUnsupportedMediaType)
 			} else if gateway := w.gateway.Load(); gateway != nil {
+				r.Body = http.MaxBytesReader(rw, r.Body, maxBody)
 				gateway.mux.ServeHTTP(rw, r)
 			} else {
 				answerStarting(rw)
@@ -54,6 +55,10 @@ func (w *web) handlers(withGateway bool) map[string]http.Handler {
 	}
 	return handlers
 }
+
+// maxBody limits the body of a request through the gateway, which reads it whole before it knows who asks. etcd accepts
+// requests of 1.5 MB, and base64 makes them a third longer.
+const maxBody = 4 << 20
 
 func answerStarting(rw http.ResponseWriter) {
 	http.Error(rw, "stile serve: the server is starting", http.StatusServiceUnavailable)

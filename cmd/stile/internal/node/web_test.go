@@ -1,13 +1,19 @@
 package node_test
 
 import (
+	"bufio"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -275,6 +281,91 @@ func TestWeb_hidesDebugPages(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A body is not read without end: whoever sends it has not logged in yet.
+func TestGateway_limitsBody(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	var sent atomic.Int64
+	body := readerFunc(func(b []byte) (int, error) {
+		for i := range b {
+			b[i] = 'A'
+		}
+		return len(b), nil
+	})
+	counted := readerFunc(func(b []byte) (int, error) {
+		sent.Add(int64(len(b)))
+		if sent.Load() > 256<<20 {
+			return 0, io.EOF
+		}
+		return body(b)
+	})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.Replace(n.URL(), "etcd", "http", 1)+"/v3/kv/put",
+		io.MultiReader(strings.NewReader(`{"key":"`), counted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := webClient(t, nil, false).Do(req)
+	if err == nil { // otherwise the connection was closed before the answer was read
+		defer resp.Body.Close()
+		if resp.StatusCode/100 != 4 {
+			t.Errorf("got status %d, want a refusal", resp.StatusCode)
+		}
+	}
+	if sent.Load() > 128<<20 {
+		t.Errorf("the server has read %d bytes", sent.Load())
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// Beyond the limit a connection waits until another one has ended.
+func TestHealth_limitsConnections(t *testing.T) {
+	t.Parallel()
+	n := startWith(t, node.Config{Health: "localhost:0"})
+	address := strings.TrimPrefix(n.HealthURL(), "http://")
+	ask := func() (net.Conn, *bufio.Reader) {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		return conn, bufio.NewReader(conn)
+	}
+	answered := func(r *bufio.Reader) error {
+		resp, err := http.ReadResponse(r, nil)
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err
+	}
+	first, answer := ask()
+	if err := answered(answer); err != nil {
+		t.Fatal(err)
+	}
+	for range node.HealthConnections - 1 {
+		_, answer := ask()
+		if err := answered(answer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting, answer := ask()
+	_ = waiting.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	if err := answered(answer); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("beyond the limit: got %v, want no answer", err)
+	}
+	first.Close()
+	_ = waiting.SetReadDeadline(time.Time{})
+	if err := answered(answer); err != nil {
+		t.Errorf("after another connection has ended: %v", err)
+	}
 }
 
 func TestHealth_refusesPages(t *testing.T) {

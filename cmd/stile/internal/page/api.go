@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -225,13 +226,20 @@ func (p *Page) getLeases(_ context.Context, in *leasesInput) (*leasesBody, error
 		}
 		names = append(names, name)
 	}
+	slices.Sort(names)
+	names = slices.Compact(names)
 	p.observer.Look(names)
 	body := &leasesBody{Leases: []lineLeases{}}
+	entries := 0
 	for _, name := range names {
+		if entries > maxEntries {
+			break
+		}
 		of := lineLeases{Key: keyOf(name), Entries: []lease{}}
 		l := p.observer.Line(name)
-		for _, entries := range [][]stile.Entry{l.Holders, l.Waiters} {
-			for _, e := range entries {
+		for _, part := range [][]stile.Entry{l.Holders, l.Waiters} {
+			entries += len(part)
+			for _, e := range part {
 				of.Entries = append(of.Entries, lease{e.Token, e.Session, e.Remaining.Seconds()})
 			}
 		}

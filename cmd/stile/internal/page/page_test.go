@@ -369,7 +369,7 @@ func TestPage_showsLines(t *testing.T) {
 			}
 		}
 	}
-	w.get("leases?key=YS8x&key=Yg", &leases)
+	w.get("leases?key=Yg&key=YS8x&key=YS8x", &leases)
 	if l := leases.Leases; len(l) != 2 || l[0].Key != "YS8x" || len(l[0].Entries) != 2 || l[0].Entries[0].Token != fmt.Sprint(h.Token()) ||
 		l[0].Entries[0].Remaining <= 0 || l[0].Entries[0].Remaining > ttl.Seconds() {
 		t.Errorf("leases: got %+v, want both entries of a/1 with the time they have left, and b", leases)

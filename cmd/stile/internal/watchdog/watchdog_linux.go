@@ -51,7 +51,8 @@ func Start(c Target, deadline time.Duration) (_ *Watchdog, err error) {
 	}
 	defer read.Close()
 	// The running executable, even if the file has been replaced.
-	dog := exec.Command("/proc/self/exe", append([]string{Verb}, c.names()...)...)
+	// A name may begin with a dash.
+	dog := exec.Command("/proc/self/exe", append([]string{Verb, "--"}, c.names()...)...)
 	dog.Args[0] = "stile"
 	dog.Dir, dog.Env = "/", []string{}
 	dog.Stdin = read // nothing else is inherited: a reader may wait for the end of our output
