@@ -4,7 +4,8 @@
 //		goose.WithSessionLocker(stilegoose.New(client.Mutex("migrations/shop"))))
 //
 // All replicas may call Up when they start. One migrates; the others wait in line, and then find nothing
-// to do. It works with every database that goose supports, and is tested with PostgreSQL. goose's own
+// to do. It is tested with PostgreSQL. It works with every driver whose connections return errors after they
+// were closed. Those of modernc.org/sqlite panic then, so use goose.WithLocker with SQLite. goose's own
 // lockers are for PostgreSQL and MySQL; all programs that migrate a database must use the same kind.
 //
 // # If the lock is lost
@@ -14,8 +15,8 @@
 // version is not recorded. Up returns an error that matches [stile.ErrLost].
 //
 // What it cannot do: the statement under way is not interrupted, and a migration in Go that takes a
-// *sql.DB instead of a transaction is not stopped, because it uses other connections. goose waits until it
-// returns, then fails. Migrations without a transaction leave what they have done.
+// *sql.DB instead of a transaction is not stopped, because it uses other connections; its version is recorded.
+// goose waits until it returns, then fails. Migrations without a transaction leave what they have done.
 //
 // With goose.WithLocker nothing is stopped, because goose passes no connection. Up migrates to the end,
 // and then returns the error.

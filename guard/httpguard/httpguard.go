@@ -14,6 +14,9 @@
 //   - A handler changes nothing after it has returned. [http.TimeoutHandler] returns before its handler
 //     does, so it must be around the guard, not inside it.
 //
+// A client that is stopped in the middle of its request blocks later ones too, as long as the handler waits for
+// the rest of the body. Limit that by ReadTimeout of [http.Server].
+//
 // The headers are no authentication. A client that may send requests may send any token, and a very
 // large one shuts all holders out.
 package httpguard

@@ -11,6 +11,7 @@
 package metrics
 
 import (
+	"bytes"
 	"net/http"
 	"slices"
 	"sync"
@@ -314,10 +315,28 @@ func (s *sum) add(e observe.EntryState) {
 // maxScrapes is the number of requests that a handler answers at the same time.
 const maxScrapes = 3
 
-// Handler returns a handler that serves the metrics of the collector and of this process. A request beyond
-// three at a time gets the status 503. The handler does not check who asks.
+// Handler returns a handler that serves the metrics of the collector and of this process. A request that comes while
+// the answers of three others are being made gets the status 503. Clients that read slowly do not count. The handler
+// does not check who asks.
 func Handler(c *Collector) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+	made := promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := &answer{header: w.Header(), status: http.StatusOK}
+		made.ServeHTTP(a, r)
+		w.WriteHeader(a.status)
+		_, _ = w.Write(a.body.Bytes())
+	})
 }
+
+// answer keeps an answer until it is complete.
+type answer struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) Header() http.Header         { return a.header }
+func (a *answer) WriteHeader(status int)      { a.status = status }
+func (a *answer) Write(b []byte) (int, error) { return a.body.Write(b) }

@@ -283,7 +283,7 @@ func TestWeb_hidesDebugPages(t *testing.T) {
 	})
 }
 
-// A body is not read without end: whoever sends it has not logged in yet.
+// A body is not read without end: its sender has not logged in yet.
 func TestGateway_limitsBody(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
