@@ -223,7 +223,7 @@ type attempt struct {
 func (a *attempt) start() {
 	a.ctx = a.caller
 	if a.hooks.AttemptEnd != nil {
-		a.began = bootclock.Now() // it takes 3 % of the time to lock and release a kept lock
+		a.began = bootclock.Now() // a reading takes 3 % of the time to lock and release a kept lock
 	}
 	if f := a.hooks.AttemptStart; f != nil {
 		a.ctx = derived(a.caller, f(a.caller, a.event))

@@ -95,10 +95,10 @@ func DelayIfHeld(ctx context.Context, client *stile.Client, name string, logger 
 // OncePerTick returns a wrapper that runs a job on one host in each tick of its schedule. A host that calls the job
 // while it runs elsewhere waits, and takes over if that host dies or loses the lock. When the job has ended, the
 // call is recorded in the store, in one step with a check that the lock is still held, and all other hosts skip
-// the tick. So a job runs at least once in each tick in which a host is up and reaches the store, and again only if it was not
-// recorded that it has ended: because the host died, the lock was lost, the Func returned an error after its
-// context had ended, or the job panicked. Any other error of a Func is recorded as a failure, is logged, and is
-// not repeated before the next tick. The record is that of stile once: stile show prints it, and stile once --forget
+// the tick. So a job runs at least once in each tick in which a host is up and reaches the store, and again only
+// if it was not recorded that it has ended: because the host died, the lock was lost, the Func returned an error
+// after its context had ended, or the job panicked. Any other error of a Func is recorded as a failure, is logged,
+// and is not repeated before the next tick. The record is that of stile once: stile show prints it, and stile once --forget
 // removes it.
 //
 // Each host decides by its own clock which tick it is in. A call is skipped if the schedule has no tick between the

@@ -93,8 +93,8 @@ func (d *Driver) Unlock() error {
 	return d.explain(err)
 }
 
-// Close closes the driver, and then releases the lock if it is held: until no step can be run any more, steps are
-// checked.
+// Close closes the driver, and then releases the lock if it is held. So a migration that still runs cannot run
+// another step without the lock.
 func (d *Driver) Close() error {
 	closed := d.Driver.Close()
 	err := d.slot.Unlock(context.Background())

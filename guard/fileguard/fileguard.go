@@ -72,10 +72,10 @@ func Do(ctx context.Context, path string, token uint64, f func() error) (err err
 	case token > newest:
 		err = raise(fence, token)
 	default:
-		err = flush(fence) // the process that raised it may have died before this
+		err = persist(fence) // the process that raised it may have died before this, or failed
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(path)) // as may the process that made the fence
+		err = syncDir(filepath.Dir(path)) // the same may be true of the process that made the fence
 	}
 	if err != nil {
 		return fmt.Errorf("guard: %s: %w", fence.Name(), err)
@@ -286,25 +286,25 @@ func raise(fence *os.File, token uint64) error {
 	case tokens[0] > tokens[1]:
 		at = slotSize
 	}
-	before := make([]byte, len(content))
-	n, err := fence.ReadAt(before, at)
-	if err != nil && !errors.Is(err, io.EOF) {
+	if _, err := fence.WriteAt(content, at); err != nil {
 		return err
 	}
-	_, err = fence.WriteAt(content, at)
+	return persist(fence)
+}
+
+// persist flushes the fence to the disk. The system may take what it could not flush for flushed, and do nothing when
+// asked again. So after a failure persist writes the content anew, for the flush of the next call.
+func persist(fence *os.File) error {
+	err := flush(fence)
 	if err == nil {
-		err = flush(fence)
+		return nil
 	}
-	if err != nil {
-		// The system may take what it could not flush for flushed, and not try it again. So the next call must find
-		// the old content, and write the new one once more.
-		_, undo := fence.WriteAt(before[:n], at)
-		if n < len(content) {
-			undo = errors.Join(undo, fence.Truncate(at+int64(n)))
-		}
-		return errors.Join(err, undo)
+	content := make([]byte, 2*slotSize)
+	n, again := fence.ReadAt(content, 0)
+	if again == nil || errors.Is(again, io.EOF) {
+		_, again = fence.WriteAt(content[:n], 0)
 	}
-	return nil
+	return errors.Join(err, again)
 }
 
 // flush writes a file to the disk. Tests replace it.

@@ -86,7 +86,7 @@ const (
 	free          = "free"
 )
 
-// measureNewcomer measures Lock of a lock that another client keeps, and of one that nobody wants, alternately.
+// measureNewcomer measures Lock of a lock that another client keeps, and of a free one, alternately.
 func (e *etcd) measureNewcomer(ctx context.Context, c config, base setting) (_ *timed, err error) {
 	var clients []*stile.Client
 	defer func() {

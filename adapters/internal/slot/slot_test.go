@@ -113,7 +113,7 @@ func TestSlot_TryLockOccupied(t *testing.T) {
 	}
 }
 
-// Unlock is called while Relock acquires the lock. Nobody would release the new hold.
+// Unlock is called while Relock acquires the lock. Relock releases the new hold, because no other Unlock will.
 func TestSlot_UnlockDuringRelock(t *testing.T) {
 	c := newClient(t, memstore.New())
 	m := c.Mutex("a")

@@ -315,9 +315,9 @@ func (s *sum) add(e observe.EntryState) {
 // maxScrapes is the number of requests that a handler answers at the same time.
 const maxScrapes = 3
 
-// Handler returns a handler that serves the metrics of the collector and of this process. A request that comes while
-// the answers of three others are being made gets the status 503. Clients that read slowly do not count. The handler
-// does not check who asks.
+// Handler returns a handler that serves the metrics of the collector and of this process. It makes three answers at a
+// time, and answers other requests meanwhile with the status 503. An answer that waits for a slow client does not count.
+// The handler does not authenticate clients.
 func Handler(c *Collector) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

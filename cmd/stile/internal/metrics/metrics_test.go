@@ -517,7 +517,7 @@ func scrape(t *testing.T, c *metrics.Collector) string {
 	return recorder.Body.String()
 }
 
-// Clients that do not read keep nobody else from the metrics.
+// Clients that do not read do not use up the limit of requests.
 func TestHandler_slowReaders(t *testing.T) {
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {

@@ -56,8 +56,8 @@ func (w *web) handlers(withGateway bool) map[string]http.Handler {
 	return handlers
 }
 
-// maxBody limits the body of a request through the gateway, which reads it whole before it knows who asks. etcd accepts
-// requests of 1.5 MB, and base64 makes them a third longer.
+// maxBody limits the body of a request through the gateway, which reads it whole before it authenticates the client.
+// etcd accepts requests of 1.5 MB, and base64 makes them a third longer.
 const maxBody = 4 << 20
 
 func answerStarting(rw http.ResponseWriter) {

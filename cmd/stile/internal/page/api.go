@@ -214,7 +214,7 @@ func (p *Page) getHistory(_ context.Context, in *nameInput) (*historyBody, error
 }
 
 type leasesInput struct {
-	Keys []string `query:"key,explode" required:"true" minItems:"1" maxItems:"100" nullable:"false" doc:"The keys of the lines."`
+	Keys []string `query:"key,explode" required:"true" minItems:"1" maxItems:"100" nullable:"false" doc:"The keys of the lines. The answer ends after a line with which it has more than 5000 entries."`
 }
 
 func (p *Page) getLeases(_ context.Context, in *leasesInput) (*leasesBody, error) {

@@ -3,6 +3,7 @@ package page_test
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
 	"github.com/stilelock/stile/cmd/stile/internal/page"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -131,6 +134,44 @@ func TestLimits_listener(t *testing.T) {
 	_ = over.SetDeadline(time.Now().Add(patience))
 	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("beyond twice the limit again: got %v, want the end of the connection", err)
+	}
+}
+
+// An answer about several lines ends when it has too many entries.
+func TestLimits_entries(t *testing.T) {
+	t.Parallel()
+	st := memstore.New()
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = se.Close(context.Background()) }()
+	query := "leases?"
+	for i := range 60 {
+		name := fmt.Sprintf("line/%02d", i)
+		query += "key=" + base64Of(name) + "&"
+		for range 100 {
+			req := store.Request{Name: name, Mode: line.Exclusive, Notify: func(store.Standing) {}}
+			if _, err := se.Enqueue(t.Context(), req); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w := startOn(t, st, nil)
+	var lines linesAnswer
+	eventually(t, "the lines", func() bool {
+		w.get("lines", &lines)
+		return lines.Read
+	})
+	if len(lines.Lines) != 50 || lines.Next == "" {
+		t.Errorf("lines: got %d, and the next one %q; want 50, and more", len(lines.Lines), lines.Next)
+	}
+	var leases struct {
+		Leases []struct{ Entries []struct{} }
+	}
+	w.get(query, &leases)
+	if n := len(leases.Leases); n != 51 {
+		t.Errorf("leases: got %d lines, want 51", n)
 	}
 }
 
