@@ -35,7 +35,8 @@ type times struct {
 	// watchTimeout is how long a watch may take to start.
 	watchTimeout time.Duration
 	// resyncInterval is how long the watch of [Store.Watch] may deliver no events before another replaces
-	// it, and how often a limit is read again: a watch may have stopped.
+	// it, and how often a limit is read again: a watch may have stopped. If etcd does not say that it has caught
+	// up, the next watch may take twice as long; see [prefixWatch].
 	resyncInterval time.Duration
 	// verifyInterval is the minimum time between two comparisons of the lines that followLines keeps with etcd's keys.
 	verifyInterval time.Duration

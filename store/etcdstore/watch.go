@@ -82,7 +82,14 @@ type prefixWatch struct {
 	next    int64
 	checked int64 // the store's revision at the last check
 	passed  int64 // the revision up to which the last quiet watch had delivered all events; zero if not known
+
+	// behind is the number of quiet watches in a row that began in the past, and of which etcd has not said that they
+	// have delivered all events.
+	behind int
 }
+
+// maxBehind is the number of watches after which the interval of the next ones is not doubled any more.
+const maxBehind = 3
 
 // watchSink gets what a prefixWatch finds.
 type watchSink interface {
@@ -209,8 +216,7 @@ func (c *prefixWatch) check(ctx context.Context) error {
 	return nil
 }
 
-// errWatchQuiet means that a watch has delivered no events for resyncInterval. It may have stopped
-// delivering.
+// errWatchQuiet means that a watch has delivered no events for too long. It may have stopped delivering.
 var errWatchQuiet = errors.New("the watch is quiet")
 
 // watchOnce opens one watch and handles its events until it ends or is quiet.
@@ -240,7 +246,10 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	defer verify.Stop()
 	var asked bool
 	var progress int64 // the revision up to which all events have been delivered, by etcd's word
-	interval := c.store.times.resyncInterval / 2
+	// etcd reads the events of watches that begin in the past every 100 ms, and less often if it has no processor. If
+	// each watch were replaced before that, none would deliver any.
+	past := c.next <= c.checked
+	interval := (c.store.times.resyncInterval / 2) << min(c.behind, maxBehind)
 	quiet := time.NewTimer(interval)
 	defer quiet.Stop()
 	for {
@@ -254,13 +263,13 @@ func (c *prefixWatch) watchOnce(ctx context.Context) error {
 			}
 			if n := len(resp.Events); n > 0 { // all events of their revisions: the watch allows no fragments
 				c.next = resp.Events[n-1].Kv.ModRevision + 1
-				asked = false
+				asked, c.behind = false, 0
 				quiet.Reset(interval)
 				c.to.events(resp.Events)
 			}
 		case <-quiet.C:
 			if asked {
-				c.advance(progress)
+				c.advance(progress, past)
 				return errWatchQuiet
 			}
 			asked = true
@@ -287,8 +296,11 @@ func (c *prefixWatch) requestProgress(ctx context.Context, timeout time.Duration
 // advance sets from where the watch after a quiet one starts, so that etcd does not search all revisions
 // since the last event each time. Each revision is asked for by two watches at least: should one lose an
 // event, the next delivers it.
-func (c *prefixWatch) advance(progress int64) {
-	if progress > 0 {
-		c.next, c.passed = max(c.next, c.passed+1), progress
+func (c *prefixWatch) advance(progress int64, past bool) {
+	switch {
+	case progress > 0:
+		c.next, c.passed, c.behind = max(c.next, c.passed+1), progress, 0
+	case past:
+		c.behind++
 	}
 }

@@ -192,6 +192,7 @@ func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 type lossyWatches struct {
 	lose         atomic.Int32 // how many of the next responses with events are lost
 	loseProgress atomic.Bool  // all responses about the progress are lost
+	delay        atomic.Int64 // how long each response with events takes
 
 	mu     sync.Mutex
 	opened map[string]watchRequest // the last ones, by key
@@ -242,6 +243,7 @@ func (s lossyStream) RecvMsg(m any) error {
 		}
 		lost := s.watches.loseProgress.Load()
 		if len(resp.Events) > 0 {
+			time.Sleep(time.Duration(s.watches.delay.Load()))
 			lost = s.watches.lose.Add(-1) >= 0
 		}
 		if !lost {
@@ -259,6 +261,24 @@ func newLossyStore(t *testing.T, e etcd) (*etcdstore.Store, *lossyWatches) {
 	times.ResyncInterval, times.WatchTimeout = 50*time.Millisecond, longInterval
 	st.SetTimes(times)
 	return st, watches
+}
+
+// watchNames is the function of that name for a store with these watches, and waits until the lines' watch is open. The
+// first call does not show that: on a busy machine it may tell that the server has not answered yet. Changes before the
+// watch is open are not named.
+func (l *lossyWatches) watchNames(t *testing.T, st store.Store, prefix string) <-chan []string {
+	t.Helper()
+	calls := watchNames(t, st, prefix)
+	eventually(t, "a watch continues where the first has ended", func() bool {
+		opened := l.last()
+		for _, w := range opened {
+			if w.from == 0 {
+				return false
+			}
+		}
+		return len(opened) > 0
+	})
+	return calls
 }
 
 // awaitReplacements waits until each watch has been replaced twice.
@@ -313,7 +333,7 @@ func TestWatch_missedChangesAreNamed(t *testing.T) {
 	st, watches := newLossyStore(t, e)
 	other := newStore(t, e.Client(t), "")
 	se, prefix := openSession(t, other), newName(t)
-	calls := watchNames(t, st, prefix)
+	calls := watches.watchNames(t, st, prefix)
 	var names []string
 	for i := range 3 {
 		watches.lose.Store(1)
@@ -332,13 +352,31 @@ func TestWatch_missedChangesAreNamed(t *testing.T) {
 	awaitNames(t, calls, names...)
 }
 
+// A server without a processor takes longer for the events of a watch than a watch is kept that is quiet. The watches
+// are kept longer then, so that one of them delivers the events.
+// Promise: P7
+func TestWatch_slowEventsArrive(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	st, watches := newLossyStore(t, e)
+	se, prefix := openSession(t, newStore(t, e.Client(t), "")), newName(t)
+	calls := watches.watchNames(t, st, prefix)
+	watches.delay.Store(int64(100 * time.Millisecond)) // a quiet watch is replaced after 50 ms
+	for i := range 3 {
+		name := fmt.Sprintf("%s/%d", prefix, i)
+		enqueue(t, se, name)
+		awaitNames(t, calls, name)
+	}
+	watches.wantContinued(t)
+}
+
 // The replacement of a quiet watch causes no call.
 func TestWatch_quietWithoutCalls(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	st, watches := newLossyStore(t, e)
 	se, prefix := openSession(t, newStore(t, e.Client(t), "")), newName(t)
-	calls := watchNames(t, st, prefix)
+	calls := watches.watchNames(t, st, prefix)
 	unnamed := 0
 	for i := range 3 {
 		watches.awaitReplacements(t)
@@ -397,7 +435,7 @@ func TestWatch_reportsLimits(t *testing.T) {
 	setLimit := other.Capabilities().SetLimit
 	for _, prefix := range []string{"", "name"} {
 		st, watches := newLossyStore(t, e)
-		calls := watchNames(t, st, prefix)
+		calls := watches.watchNames(t, st, prefix)
 		for i := range 3 {
 			watches.awaitReplacements(t)
 			watches.lose.Store(int32(i % 2))
@@ -434,7 +472,7 @@ func TestWatch_changesOfOtherKeys(t *testing.T) {
 	times.ResyncInterval = 400 * time.Millisecond // etcd knows the progress of a watch of past changes after 100 ms
 	st.SetTimes(times)
 	se, prefix := openSession(t, newStore(t, cli, "")), newName(t)
-	calls := watchNames(t, st, prefix)
+	calls := watches.watchNames(t, st, prefix)
 	for i := range 3 {
 		watches.awaitStartAfter(t, put(t, cli, 10))
 		wantNoNames(t, calls)
@@ -457,7 +495,7 @@ func TestWatch_skipsChangesIfFarBehind(t *testing.T) {
 	st.SetMaxCatchUp(10)
 	watches.loseProgress.Store(true)
 	se, prefix := openSession(t, newStore(t, cli, "")), newName(t)
-	calls := watchNames(t, st, prefix)
+	calls := watches.watchNames(t, st, prefix)
 	watches.lose.Store(1)
 	enqueue(t, se, prefix+"/1")
 	eventually(t, "the watch has lost a response", func() bool { return watches.lose.Load() <= 0 })
@@ -498,9 +536,9 @@ func TestWatch_survivesRestoreOfData(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	cli := e.Client(t)
-	st, _ := newLossyStore(t, e)
+	st, watches := newLossyStore(t, e)
 	other, prefix := newStore(t, cli, ""), newName(t)
-	calls := watchNames(t, st, prefix)
+	calls := watches.watchNames(t, st, prefix)
 	backup := filepath.Join(t.TempDir(), "backup")
 	e.Kill()
 	if err := os.CopyFS(backup, os.DirFS(e.DataDir())); err != nil {
