@@ -88,7 +88,7 @@ func (f *fleet) connect(ctx context.Context, p plan, url string) error {
 	return nil
 }
 
-// populate lets every client acquire its uncontended locks and then join its line. The holders join
+// populate lets every client acquire its uncontended locks and then join its lines. The holders join
 // before the waiters.
 func (f *fleet) populate(ctx context.Context, p plan) error {
 	for n := range p.uncontended {
@@ -100,9 +100,11 @@ func (f *fleet) populate(ctx context.Context, p plan) error {
 			return err
 		}
 	}
-	for rank := range p.sessions / p.lines {
+	for rank := range p.sessions * p.joined / p.lines {
 		err := forEach(ctx, p.lines, func(ctx context.Context, i int) error {
-			_, err := join(ctx, f.clients[rank*p.lines+i], fmt.Sprintf("line/%05d", i), rank > 0)
+			n := rank*p.lines + i
+			client := f.clients[(n+n/p.sessions)%p.sessions] // each time another one in the same line
+			_, err := join(ctx, client, fmt.Sprintf("line/%05d", i), rank > 0)
 			return err
 		})
 		if f.progress(fmt.Sprintf("%d lines with %d entries each", p.lines, rank+1)); err != nil {

@@ -6,7 +6,7 @@
 //
 // It starts its own stile serve, on a unix socket in a temporary directory. All clients are in this
 // process: one client of the library per session, each with its own entries. Each session holds
-// some uncontended locks (alone/…) and is in one of the lines line/…, which all have the same
+// some uncontended locks (alone/…) and is in one or more of the lines line/…, which all have the same
 // length. Some of the sessions are also in one long line, hot.
 //
 // The program exits with 1 if anything fails, or if a session or a hold is lost. Slow results are
@@ -44,6 +44,7 @@ type plan struct {
 	connections int
 	uncontended int // locks that each session holds without competition
 	lines       int
+	joined      int // lines that each session is in
 	waiters     int // in the hot line
 	ttl         time.Duration
 	idle        time.Duration
@@ -56,15 +57,17 @@ func run(ctx context.Context, args []string) error {
 	flags.IntVar(&p.sessions, "sessions", 10_000, "number of sessions")
 	flags.IntVar(&p.connections, "connections", 100, "number of connections that the sessions share")
 	flags.IntVar(&p.uncontended, "alone", 9, "number of uncontended locks that each session holds")
-	flags.IntVar(&p.lines, "lines", 1000, "number of lines; each session is in one of them")
+	flags.IntVar(&p.lines, "lines", 1000, "number of lines")
+	flags.IntVar(&p.joined, "joined", 1, "number of lines that each session is in")
 	flags.IntVar(&p.waiters, "waiters", 1000, "number of waiters in the hot line")
 	flags.DurationVar(&p.ttl, "ttl", time.Minute, "the sessions' TTL")
 	flags.DurationVar(&p.idle, "idle", 2*time.Minute, "how long the server is measured while the sessions are only renewed")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || p.sessions < 2 || p.connections < 1 || p.uncontended < 0 || p.lines < 1 || p.sessions%p.lines != 0 || p.waiters >= p.sessions {
-		return errors.New("want only flags, at least two sessions, a number of sessions divisible by -lines, and fewer -waiters than sessions")
+	if flags.NArg() > 0 || p.sessions < 2 || p.connections < 1 || p.uncontended < 0 || p.lines < 1 || p.joined < 1 || p.joined > p.lines ||
+		p.sessions*p.joined%p.lines != 0 || p.waiters >= p.sessions {
+		return errors.New("want only flags, at least two sessions, lines of the same length, and fewer -waiters than sessions")
 	}
 	dir, err := os.MkdirTemp("", "stile-soak")
 	if err != nil {

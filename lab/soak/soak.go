@@ -30,8 +30,8 @@ func (s *soak) addRow(what, format string, args ...any) {
 	if s.rows++; s.rows == 1 {
 		fmt.Printf("* Date: %s\n* %s, %s/%s, %d CPUs, load %s\n", s.began.UTC().Format("2006-01-02 15:04 UTC"), runtime.Version(),
 			runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), loadAverage())
-		fmt.Printf("* `soak -sessions %d -alone %d -lines %d -waiters %d -connections %d -ttl %v -idle %v`\n\n| | |\n|---|---|\n",
-			s.sessions, s.uncontended, s.lines, s.waiters, s.connections, s.ttl, s.idle)
+		fmt.Printf("* `soak -sessions %d -alone %d -lines %d -joined %d -waiters %d -connections %d -ttl %v -idle %v`\n\n| | |\n|---|---|\n",
+			s.sessions, s.uncontended, s.lines, s.joined, s.waiters, s.connections, s.ttl, s.idle)
 	}
 	fmt.Printf("| %s | %s |\n", what, fmt.Sprintf(format, args...))
 }
@@ -46,7 +46,7 @@ func loadAverage() string {
 }
 
 // entries returns the number of entries after fill.
-func (s *soak) entries() int { return s.sessions*(s.uncontended+1) + s.waiters + 1 }
+func (s *soak) entries() int { return s.sessions*(s.uncontended+s.joined) + s.waiters + 1 }
 
 func (s *soak) measure(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{s.fill, s.measureAtRest, s.measureReads, s.measureLocks, s.measureRestarts, s.closeClients} {
