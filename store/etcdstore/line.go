@@ -559,15 +559,12 @@ func (w *lineWatch) handleEvents(events []*clientv3.Event) {
 	}
 }
 
-// recheckDelay returns how long the watch may be silent before the line is read. Each consecutive
-// read that finds nothing new doubles it, up to 32 intervals: a watch that has worked for minutes
-// rarely stops, and with many long-time waiters the reads would be most of the cluster's load. It
-// is also at most four intervals for each entry ahead of the session's first waiter, which is the
-// next that can be admitted.
+// recheckDelay returns how long the watch may be silent before the line is read. Each consecutive read that
+// finds nothing new doubles it, up to 32 intervals. So if the watch stops, the waiters wait at most about twice as long
+// as without that, and a minute longer. With many waiters that have waited for minutes, shorter delays would make the
+// reads most of the cluster's load.
 func (w *lineWatch) recheckDelay() time.Duration {
-	const limit = 32
-	times := min(1<<min(w.emptyReads, 5), 4*max(w.ahead(), 1), limit)
-	return time.Duration(times) * w.session.store.times.recheckInterval
+	return w.session.store.times.recheckInterval << min(w.emptyReads, 5)
 }
 
 // ahead returns how many entries must leave before the session's first waiter is admitted; zero if

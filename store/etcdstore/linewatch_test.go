@@ -1,7 +1,6 @@
 package etcdstore
 
 import (
-	"strconv"
 	"testing"
 	"time"
 
@@ -10,45 +9,16 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// A silent watch makes its line be read. The delay doubles with each read that finds nothing new,
-// and is shorter the fewer entries are ahead.
+// A silent watch makes its line be read. The delay doubles with each read that finds nothing new, up to 32 intervals.
 func TestLineWatch_recheckDelay(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		ahead      []int // of each entry of this session in the line
-		emptyReads int
-		want       time.Duration
-	}{
-		{[]int{1}, 0, 1 * time.Second},
-		{[]int{1}, 1, 2 * time.Second},
-		{[]int{1}, 2, 4 * time.Second},
-		{[]int{1}, 3, 4 * time.Second},
-		{[]int{1}, 1000, 4 * time.Second},
-		{[]int{3}, 3, 8 * time.Second},
-		{[]int{3}, 1000, 12 * time.Second},
-		{[]int{1000}, 0, 1 * time.Second},
-		{[]int{1000}, 1000, 32 * time.Second},
-		{[]int{7, 2, 9}, 1000, 8 * time.Second},
-		{[]int{0}, 0, 1 * time.Second}, // it holds the lock, and no entry of the session waits
-		{nil, 0, 1 * time.Second},
-	} {
-		w := &lineWatch{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, emptyReads: tt.emptyReads, mine: make(map[*entry]struct{})}
-		for _, n := range tt.ahead {
-			w.mine[standingEntry(n)] = struct{}{}
-		}
-		w.mine[&entry{state: joining}] = struct{}{} // its place is not known yet
-		if got := w.recheckDelay(); got != tt.want {
-			t.Errorf("entries ahead %v, %d empty reads: got delay %v, want %v", tt.ahead, tt.emptyReads, got, tt.want)
+	w := &lineWatch{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}}
+	for emptyReads, want := range []time.Duration{1, 2, 4, 8, 16, 32, 32, 32} {
+		w.emptyReads = emptyReads
+		if got := w.recheckDelay(); got != want*time.Second {
+			t.Errorf("after %d empty reads: got the delay %v, want %v", emptyReads, got, want*time.Second)
 		}
 	}
-}
-
-func standingEntry(n int) *entry {
-	var others []line.Entry
-	for i := range n {
-		others = append(others, line.Entry{ID: strconv.Itoa(i), Order: uint64(i + 1)})
-	}
-	return &entry{state: inLine, tracker: line.NewTracker(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
 }
 
 // A shared entry that is overwritten counts as exclusive, because its mode is unknown. An entry
