@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/store/etcdstore"
 )
@@ -232,6 +233,12 @@ func connect(
 			cancelClient()
 		}
 	}()
+	var options []grpc.DialOption
+	if t.isLocal {
+		// The local server ends when no client is connected. The default is to disconnect after half an
+		// hour without a request.
+		options = append(options, grpc.WithIdleTimeout(0))
+	}
 	cli, err := clientv3.New(clientv3.Config{
 		Context:     clientCtx,
 		Endpoints:   t.endpoints,
@@ -244,6 +251,7 @@ func connect(
 		DialKeepAliveTimeout: 3 * time.Second,
 		PermitWithoutStream:  true,
 		Logger:               zap.NewNop(),
+		DialOptions:          options,
 	})
 	if err != nil {
 		return nil, err

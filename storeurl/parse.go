@@ -25,6 +25,7 @@ type target struct {
 	ca, cert, key string // paths
 
 	tethered bool // see Options; not part of the URL
+	isLocal  bool // the endpoint is the local server's
 
 	redis redisTarget
 	zk    zkTarget
@@ -60,9 +61,9 @@ func parse(raw string) (target, error) {
 	if !ok {
 		return target{}, &schemeError{fmt.Sprintf("unknown scheme %q", scheme), ErrUnknownScheme}
 	}
-	if scheme == schemeMem {
+	if isBare(scheme) {
 		if rest != "" {
-			return target{}, &schemeError{"nothing may follow mem:", nil}
+			return target{}, &schemeError{"nothing may follow " + scheme + ":", nil}
 		}
 		return t, nil
 	}

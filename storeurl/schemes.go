@@ -29,9 +29,12 @@ type scheme struct {
 
 const schemeMem = "mem"
 
+// isBare reports whether URLs with this scheme have nothing else.
+func isBare(scheme string) bool { return scheme == schemeMem || scheme == schemeLocal }
+
 // schemes returns all schemes by their names.
 func schemes() map[string]scheme {
-	all := map[string]scheme{schemeMem: {open: openMemory}}
+	all := map[string]scheme{schemeMem: {open: openMemory}, schemeLocal: {open: openLocal}}
 	for _, family := range []map[string]scheme{etcdSchemes(), redisSchemes(), redlockSchemes(), zkSchemes()} {
 		maps.Copy(all, family)
 	}
@@ -42,7 +45,7 @@ func schemes() map[string]scheme {
 func knownSchemes() string {
 	var names []string
 	for name := range schemes() {
-		if name != schemeMem {
+		if !isBare(name) {
 			names = append(names, name+"://")
 		}
 	}

@@ -17,6 +17,7 @@
 //	redlocks://…                                                  the same over TLS
 //	zk://[USER[:PASSWORD]@]HOST[:PORT],…[/ROOT][?PARAMETERS]      ZooKeeper ensemble
 //	zks://…                                                       the same over TLS
+//	local:                                                        this user's own server
 //	mem:                                                          new store in this process
 //
 // # etcd
@@ -76,6 +77,17 @@
 //	                     where it is used too
 //	names=mutex          name entries as Curator's InterProcessMutex does; the default
 //
+// # The local server
+//
+// local: is the server that the stile command starts in the background for its user, and STILE_URL is
+// local: in a command under stile run on that server. Only the command starts it: if it does not run,
+// Open fails. From then on it runs as long as the store is open. If it ends all the same, as when the
+// system ends it together with the login that started it, nothing can be locked until a stile command
+// starts it again; stile run does so by itself. There is none on Windows.
+//
+// Open refuses a server whose directory, ~/.local/state/stile/local, could be one of another user:
+// see "local:" in docs/cli.md.
+//
 // # Escaping
 //
 // A character with a meaning in URLs is written as a percent sign and two hexadecimal digits where
@@ -100,7 +112,7 @@ import (
 
 // ErrUnknownScheme means that the URL has no scheme, or one that [Open] does not know. Its text
 // lists the known schemes. A program with schemes of its own can add them to that list.
-var ErrUnknownScheme = errors.New("known are mem: and " + knownSchemes())
+var ErrUnknownScheme = errors.New("known are local:, mem: and " + knownSchemes())
 
 // Options configures [Open]. The zero value, and a nil *Options, select the defaults.
 type Options struct {
@@ -161,6 +173,9 @@ func Open(ctx context.Context, url string, opts *Options) (*Conn, error) {
 	if err != nil {
 		if refused, ok := errors.AsType[*refusals](context.Cause(within)); ok {
 			err = refused
+		}
+		if t.scheme == schemeLocal {
+			return nil, err
 		}
 		return nil, fmt.Errorf("store URL %s: %w", t.redacted, err)
 	}

@@ -25,12 +25,8 @@ func (e *schemeError) Unwrap() error { return e.err }
 // explainParse returns the error for a URL that parse refused with err. It suggests a correct URL
 // if one can be guessed.
 func explainParse(raw string, err error) error {
-	switch raw {
-	case "":
+	if raw == "" {
 		return fmt.Errorf("the store URL is empty; %w", ErrUnknownScheme)
-	case "local:":
-		return errors.New("store URL local: is for the stile command only, which starts that server; " +
-			"a Go program names its socket: etcd+unix://$HOME/.local/state/stile/local/socket")
 	}
 	if bad, ok := errors.AsType[*schemeError](err); ok {
 		if meant := suggest(raw); meant != "" { // then raw contains no password
@@ -55,8 +51,8 @@ func suggest(raw string) string {
 	meant := ""
 	scheme, rest, ok := cutScheme(raw)
 	switch {
-	case scheme == schemeMem && strings.Trim(rest, "/") == "":
-		meant = schemeMem + ":"
+	case isBare(scheme) && strings.Trim(rest, "/") == "":
+		meant = scheme + ":"
 	case ok && isUnix(scheme):
 		meant = scheme + ":///" + strings.TrimLeft(rest, "/")
 	case ok:

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stilelock/stile/cmd/stile/internal/filelock"
+	"github.com/stilelock/stile/internal/filelock"
 )
 
 // serverPID returns the process id of the machine's local server that was started last, or 0 if

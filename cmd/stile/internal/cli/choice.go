@@ -177,9 +177,6 @@ func (c choice) String() string {
 
 // shown returns the URL without secrets.
 func (c choice) shown() string {
-	if strings.HasPrefix(c.url, local.URL) {
-		return c.url
-	}
 	return storeurl.Redact(c.url)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/storeurl"
 )
 
 // completionTimeout bounds how long a completion waits for the store. Names that are not known by
@@ -227,7 +228,7 @@ func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 	if err != nil {
 		return nil, directive
 	}
-	opened, err := openRunning(ctx, chosen)
+	opened, err := storeurl.Open(ctx, chosen.url, nil)
 	if err != nil {
 		return nil, directive
 	}

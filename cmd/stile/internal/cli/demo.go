@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 	"github.com/stilelock/stile/cmd/stile/internal/demo"
-	"github.com/stilelock/stile/cmd/stile/internal/local"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -78,10 +76,7 @@ Exit codes:
 
 // runDemo runs the parent process.
 func runDemo(ctx context.Context, c demo.Config) error {
-	c.Store = c.URL
-	if !strings.HasPrefix(c.URL, local.URL) {
-		c.Store = storeurl.Redact(c.URL)
-	}
+	c.Store = storeurl.Redact(c.URL)
 	signals := child.Listen()
 	defer signals.Close()
 	// SIGPIPE must not end this process: a file would be left behind. A failed write is an error

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/local"
+	"github.com/stilelock/stile/internal/localserver"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/storeurl"
 )
@@ -99,10 +100,10 @@ func (d *diagnosis) make(ctx context.Context, url string, ttl time.Duration) err
 	if err != nil {
 		return err
 	}
-	opened, err := openRunning(ctx, chosen)
+	opened, err := storeurl.Open(ctx, chosen.url, nil)
 	switch {
 	case isLocal && err != nil: // examineLocalServer has said why
-		if errors.Is(err, local.ErrNone) || d.has("local-server", store.Attention) {
+		if errors.Is(err, localserver.ErrNone) || d.has("local-server", store.Attention) {
 			return nil
 		}
 		return chosen.explain(err)
@@ -152,8 +153,8 @@ func (d *diagnosis) examineLocalServer(ctx context.Context, isChosen bool) {
 		}
 		return
 	}
-	switch err := probeLocalServer(ctx, dir); {
-	case errors.Is(err, local.ErrNone):
+	switch err := probeLocalServer(ctx); {
+	case errors.Is(err, localserver.ErrNone):
 		if isChosen {
 			d.add(finding("local-server", store.Fine, "your local server does not run; commands that need it start it", ""))
 		}
@@ -178,15 +179,11 @@ func (d *diagnosis) examineLocalServer(ctx context.Context, isChosen bool) {
 	d.add(f)
 }
 
-// probeLocalServer returns an error if the server cannot be used; [local.ErrNone] if none runs.
-func probeLocalServer(ctx context.Context, dir local.ServerDir) error {
-	url, err := dir.Find(ctx)
+// probeLocalServer returns an error if the server cannot be used; [localserver.ErrNone] if none runs.
+func probeLocalServer(ctx context.Context) error {
+	opened, err := storeurl.Open(ctx, local.URL, nil)
 	if err != nil {
-		return err
-	}
-	opened, err := storeurl.Open(ctx, url, nil)
-	if err != nil {
-		return dir.UnresponsiveErr()
+		return local.OrOtherStore(err)
 	}
 	return opened.Close()
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
+	"github.com/stilelock/stile/storeurl"
 )
 
 // heldVar is the environment variable with all locks that a command runs under, the outermost
@@ -77,7 +78,7 @@ func releaseOrphaned(ctx context.Context, c watchdog.Target, safe <-chan struct{
 }
 
 func tryReleaseOrphaned(ctx context.Context, c watchdog.Target, safe <-chan struct{}) error {
-	opened, err := openRunning(ctx, choice{url: c.URL})
+	opened, err := storeurl.Open(ctx, c.URL, nil)
 	if err != nil {
 		return err
 	}

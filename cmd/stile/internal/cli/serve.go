@@ -25,6 +25,7 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/metrics"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/page"
+	"github.com/stilelock/stile/internal/localserver"
 )
 
 func newServe(stdio Stdio) *cobra.Command {
@@ -81,7 +82,7 @@ user of this machine can read them, unless --page-tokens is given.`,
 			defer stop()
 			log := slog.New(slog.NewTextHandler(stdio.Err, nil))
 			if background != "" {
-				return local.ServerDir(background).Serve(ctx, o.socket, time.Duration(idle), ready, log)
+				return local.ServerDir{Dir: localserver.Dir(background)}.Serve(ctx, o.socket, time.Duration(idle), ready, log)
 			}
 			p, err := listenPage(cmd.Flags(), o, log)
 			if err != nil {
@@ -174,11 +175,14 @@ func (o *serveOptions) config(log *slog.Logger) (node.Config, error) {
 		}
 	}
 	if o.data == "" {
-		state, err := local.StateDir()
+		state, err := localserver.StateDir()
 		if err != nil {
 			return cfg, err
 		}
 		cfg.Dir = filepath.Join(state, "server")
+		if err := localserver.MakeDir(cfg.Dir); err != nil {
+			return cfg, fmt.Errorf("%w; or name a data directory with --data", err)
+		}
 	}
 	cfg.Dir, err = filepath.Abs(cfg.Dir)
 	return cfg, err

@@ -2,10 +2,7 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -67,28 +64,18 @@ func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 // started if necessary, and again if it ends before ctx does. If it cannot be restarted, the reason
 // is printed.
 func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error) {
-	switch {
-	case url == local.URL:
-		dir, err := local.DefaultServerDir()
-		if err != nil {
-			return nil, err
-		}
-		opened, err := openLocal(ctx, dir)
-		if err == nil {
-			go dir.KeepRunning(ctx, s.sayError)
-		}
-		return opened, err
-	case strings.HasPrefix(url, local.URL):
-		return nil, fmt.Errorf("store URL %s: nothing may follow %s", url, local.URL)
-	case url+":" == local.URL:
-		return nil, fmt.Errorf("store URL %q: missing scheme; did you mean %s?", url, local.URL)
-	default:
-		opened, err := storeurl.Open(ctx, url, nil)
-		if errors.Is(err, storeurl.ErrUnknownScheme) {
-			err = fmt.Errorf("%w; and %s, the server that stile starts by itself", err, local.URL)
-		}
-		return opened, err
+	if url != local.URL {
+		return storeurl.Open(ctx, url, nil)
 	}
+	dir, err := local.DefaultServerDir()
+	if err != nil {
+		return nil, err
+	}
+	opened, err := openLocal(ctx, dir)
+	if err == nil {
+		go dir.KeepRunning(ctx, s.sayError)
+	}
+	return opened, err
 }
 
 func openLocal(ctx context.Context, dir local.ServerDir) (*storeurl.Conn, error) {
@@ -110,24 +97,7 @@ func openLocal(ctx context.Context, dir local.ServerDir) (*storeurl.Conn, error)
 		return nil, err
 	}
 	if !started && dir.PID() == found {
-		return nil, dir.UnresponsiveErr()
-	}
-	return storeurl.Open(ctx, url, nil)
-}
-
-// openRunning opens the chosen store without starting a server and without printing anything. If
-// the local server is needed and does not run, the error matches local.ErrNone.
-func openRunning(ctx context.Context, c choice) (*storeurl.Conn, error) {
-	if c.url != local.URL {
-		return storeurl.Open(ctx, c.url, nil)
-	}
-	dir, err := local.DefaultServerDir()
-	if err != nil {
-		return nil, err
-	}
-	url, err := dir.Find(ctx)
-	if err != nil {
-		return nil, err
+		return nil, local.OrOtherStore(dir.UnresponsiveErr())
 	}
 	return storeurl.Open(ctx, url, nil)
 }

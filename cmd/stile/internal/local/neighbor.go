@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+
+	"github.com/stilelock/stile/internal/localserver"
 )
 
 // socketPath matches the socket paths of local servers, of this version and earlier ones.
@@ -29,7 +31,7 @@ func (d ServerDir) Neighbor() string {
 			continue
 		}
 		if uid := ownerOf("/" + path); uid >= 0 && uid != os.Getuid() {
-			return userName(uid)
+			return localserver.UserName(uid)
 		}
 	}
 	return ""

@@ -3,6 +3,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,14 +12,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 	"github.com/stilelock/stile/cmd/stile/internal/inherited"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
+	"github.com/stilelock/stile/internal/filelock"
+	"github.com/stilelock/stile/internal/localserver"
 )
 
 // Serve runs the server of the background process. It listens on socket until ctx ends or until,
@@ -81,7 +82,7 @@ const socketCheckInterval = 2 * time.Second
 // one if the directory is gone or now belongs to another user, and sets the link.
 func (d ServerDir) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
 	isNew := false
-	if checkPrivate(filepath.Dir(socket)) != nil {
+	if localserver.CheckPrivate(filepath.Dir(socket)) != nil {
 		var err error
 		if socket, isNew, err = d.newPath(); err != nil {
 			return "", nil, err
@@ -120,7 +121,7 @@ func (d ServerDir) claim(ctx context.Context, socket string) (*filelock.Lock, er
 	ctx, cancel := context.WithTimeout(ctx, startTimeout/3)
 	defer cancel()
 	last := false // one last try after the timeout: this process may have been stopped meanwhile
-	lock, err := filelock.Try(d.pid(), filelock.Exclusive)
+	lock, err := filelock.Try(d.PIDFile(), filelock.Exclusive)
 	for errors.Is(err, filelock.ErrLocked) {
 		if listens(socket) { // nothing did when this process was started
 			return nil, errors.New("another server was started at the same time")
@@ -131,16 +132,26 @@ func (d ServerDir) claim(ctx context.Context, socket string) (*filelock.Lock, er
 		}
 		time.Sleep(10 * time.Millisecond)
 		last = ctx.Err() != nil
-		lock, err = filelock.Try(d.pid(), filelock.Exclusive)
+		lock, err = filelock.Try(d.PIDFile(), filelock.Exclusive)
 	}
 	if err != nil {
-		return nil, setupError(err)
+		return nil, localserver.SetupError(err)
 	}
-	if err := os.WriteFile(d.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+	if err := writePID(d.PIDFile()); err != nil {
 		lock.Unlock()
-		return nil, setupError(err)
+		return nil, localserver.SetupError(err)
 	}
 	return lock, nil
+}
+
+// writePID writes this process's id to a file that exists.
+func writePID(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, os.Getpid())
+	return cmp.Or(err, f.Close())
 }
 
 // listens reports whether a process listens on socket. It also counts if it hangs and its backlog
@@ -158,9 +169,9 @@ func (d ServerDir) open(ctx context.Context, socket string, log *slog.Logger) (*
 	// node.Start would remove the socket of another program, for example of a server in another
 	// container in which the directory has the same path.
 	if listens(socket) {
-		return nil, nil, fmt.Errorf("another program listens on %s: stop it, or %s", socket, moveDir)
+		return nil, nil, fmt.Errorf("another program listens on %s: stop it, or %s", socket, localserver.MoveDir)
 	}
-	n, err := node.Start(ctx, node.Config{Dir: d.Data(), MoveDir: moveDir, Socket: socket, Logger: log})
+	n, err := node.Start(ctx, node.Config{Dir: d.Data(), MoveDir: localserver.MoveDir, Socket: socket, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -181,12 +192,12 @@ func isAt(path string, was fs.FileInfo) bool {
 // retire closes the server, unless a process is looking for it or has done so within idle. It holds
 // the lock, so no process finds the server while it stops.
 func (d ServerDir) retire(n *node.Node, socket string, idle time.Duration) bool {
-	lock, err := filelock.Try(d.lock(), filelock.Exclusive)
+	lock, err := filelock.Try(d.LockFile(), filelock.Exclusive)
 	if err != nil {
 		return false
 	}
 	defer lock.Unlock()
-	info, err := os.Stat(d.lock())
+	info, err := os.Stat(d.LockFile())
 	if err == nil && time.Since(info.ModTime()) < idle || n.IdleFor() < idle {
 		return false
 	}
@@ -204,7 +215,7 @@ func (d ServerDir) end(n *node.Node, socket string) {
 	if needed {
 		return
 	}
-	if lock, err := filelock.Try(d.lock(), filelock.Exclusive); err == nil { // if it is locked, the next server is starting
+	if lock, err := filelock.Try(d.LockFile(), filelock.Exclusive); err == nil { // if it is locked, the next server is starting
 		d.removeDirOf(socket)
 		lock.Unlock()
 	}

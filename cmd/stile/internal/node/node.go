@@ -26,8 +26,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 	"github.com/stilelock/stile/cmd/stile/internal/tether"
+	"github.com/stilelock/stile/internal/filelock"
 )
 
 // Config configures a server. It listens at Listen, at Socket, or at both.

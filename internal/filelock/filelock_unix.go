@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// noFollow is the flag with which opening a symbolic link fails.
+const noFollow = unix.O_NOFOLLOW
+
 func try(f *os.File, kind Kind) error {
 	how := unix.LOCK_SH
 	if kind == Exclusive {

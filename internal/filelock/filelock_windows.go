@@ -7,6 +7,9 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+// noFollow is no flag: Windows has none for that.
+const noFollow = 0
+
 func try(f *os.File, kind Kind) error {
 	flags := uint32(windows.LOCKFILE_FAIL_IMMEDIATELY)
 	if kind == Exclusive {

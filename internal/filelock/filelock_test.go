@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/stilelock/stile/cmd/stile/internal/filelock"
+	"github.com/stilelock/stile/internal/filelock"
 )
 
 // On the systems that Stile supports, a lock belongs to the open file, so one process can play two

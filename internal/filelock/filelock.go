@@ -26,9 +26,10 @@ const (
 type Lock struct{ f *os.File }
 
 // Try locks the file at path, and creates it if it does not exist, empty and readable by its owner
-// only. If another process has an incompatible lock, the error matches [ErrLocked].
+// only. If another process has an incompatible lock, the error matches [ErrLocked]. A symbolic link
+// is an error, except on Windows.
 func Try(path string, kind Kind) (*Lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|noFollow, 0o600)
 	if err != nil {
 		return nil, err
 	}
