@@ -15,6 +15,7 @@ func TestParse(t *testing.T) {
 		want target
 	}{
 		{"mem:", target{}},
+		{"local:", target{}},
 		{"etcd://h", target{endpoints: []string{"h:2379"}}},
 		{"etcd://h/", target{endpoints: []string{"h:2379"}}},
 		{"etcd://h:1", target{endpoints: []string{"h:1"}}},
@@ -76,12 +77,12 @@ func TestParse_errors(t *testing.T) {
 	for _, c := range []struct {
 		url, want string
 	}{
-		{"", "the store URL is empty; known are mem: and etcd+unix://, etcd://, etcds://"},
-		{"local:", "names its socket: etcd+unix://"},
-		{"h:p", `unknown scheme "h"; known are mem: and etcd+unix://, etcd://, etcds://`},
-		{"h i", "missing scheme; known are mem: and"},
+		{"", "the store URL is empty; known are local:, mem: and etcd+unix://, etcd://, etcds://"},
+		{"h:p", `unknown scheme "h"; known are local:, mem: and etcd+unix://, etcd://, etcds://`},
+		{"h i", "missing scheme; known are local:, mem: and"},
 		{"consul://h", `store URL consul://***: unknown scheme "consul"; known are`},
 		{"mem:x", "store URL mem:***: nothing may follow mem:"},
+		{"local:x", "store URL local:***: nothing may follow local:"},
 		{"etcd:h", "store URL etcd:***: etcd: must be followed by //"},
 		{"etcd://", "host 1: missing host name"},
 		{"etcd:///p", "host 1: missing host name"},
@@ -166,6 +167,9 @@ func TestOpen_suggestsURL(t *testing.T) {
 		{"/run/s", "missing scheme", "etcd+unix:///run/s"},
 		{"mem", "missing scheme", "mem:"},
 		{"mem://", "nothing may follow mem:", "mem:"},
+		{"local", "missing scheme", "local:"},
+		{"local://", "nothing may follow local:", "local:"},
+		{"local:2379", "nothing may follow local:", "etcd://local:2379"},
 	} {
 		_, err := Open(t.Context(), c.url, nil)
 		want := "store URL \"" + c.url + "\": " + c.want + "; did you mean " + c.meant + "?"
@@ -191,6 +195,7 @@ func TestRedact(t *testing.T) {
 		url, want string
 	}{
 		{"mem:", "mem:"},
+		{"local:", "local:"},
 		{"etcd://h1,h2:7/p", "etcd://h1,h2:7/p"},
 		{"etcd://ann:hunter2@h/p", "etcd://ann:***@h/p"},
 		{"etcd://ann:hun@ter@2@h/p", "etcd://ann:***@h/p"},
@@ -243,6 +248,7 @@ func TestOpen_errorsContainNoPassword(t *testing.T) {
 		"etcds://ann:" + secret + "@h?cert=x",
 		"etcd+unix://ann:" + secret + "@/p",
 		"mem:" + secret,
+		"local:" + secret,
 		"mem:/" + secret,
 		"http://ann:" + secret + "@h",
 		"http://ann:" + secret,

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/internal/filelock"
+	"github.com/stilelock/stile/storeurl"
 )
 
 // serverPID returns the process id of the machine's local server that was started last, or 0 if
@@ -381,6 +382,73 @@ func TestLocal_idleTimeout(t *testing.T) {
 	m.run("demo", "--", "true").expectExit(0)
 	if m.serverPID() == 0 {
 		t.Error("no server was started after the end of the idle one")
+	}
+}
+
+// goProgram returns a command: a Go program that opens the store STILE_URL, locks a name and ends when
+// its standard input does.
+func goProgram(name string) []string {
+	return []string{"env", holderVar + "=" + name, os.Args[0]}
+}
+
+// The command under stile run opens the same store by the URL that it gets.
+func TestLocal_goProgram(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	c := m.run(append([]string{"outer", "--"}, goProgram("inner")...)...)
+	c.expectExit(0)
+	if got := c.stdout.String(); got != "held\n" {
+		t.Errorf("got stdout %q, want held", got)
+	}
+	if pids := m.serverPIDs(); len(pids) != 1 {
+		t.Errorf("%d servers run, want one", len(pids))
+	}
+}
+
+func TestLocal_goProgramStartsNoServer(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	c := &command{Cmd: exec.Command("env", goProgram("demo")[1:]...), m: m, stdout: newOutput(t), stderr: newOutput(t), done: make(chan struct{})}
+	c.Env, c.Stdout, c.Stderr = append(m.vars, "STILE_URL=local:"), c.stdout.file, c.stderr.file
+	if code := c.spawn().exitCode(); code != 1 {
+		t.Errorf("got exit code %d, want 1", code)
+	}
+	if got := c.stdout.String(); !strings.Contains(got, "no local server runs") || !strings.Contains(got, "stile ls --url local:") {
+		t.Errorf("the error does not say what to do: %s", got)
+	}
+	if _, err := os.Lstat(m.path(".local")); err == nil {
+		t.Error("the program has created the state directory")
+	}
+}
+
+// A store that a Go program has opened keeps the server, even without a lock.
+func TestLocal_staysForGoProgram(t *testing.T) {
+	m := newMachine(t)
+	t.Setenv("HOME", m.dir)
+	t.Setenv("XDG_STATE_HOME", "")
+	socket := m.prepareRuntimeSocket()
+	// The server does not end while a client holds this lock.
+	searching, err := filelock.Try(filepath.Join(m.home(), "lock"), filelock.Shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const idle = 500 * time.Millisecond
+	server := m.startBackground(socket, idle)
+	opened, err := storeurl.Open(t.Context(), "local:", nil)
+	searching.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-server.done:
+		t.Errorf("the server ended while the store was open: %s", server.stderr)
+	case <-time.After(4 * idle):
+	}
+	if err := opened.Close(); err != nil {
+		t.Error(err)
+	}
+	if code := server.exitCode(); code != 0 || !strings.Contains(server.stderr.String(), "idle") {
+		t.Errorf("got exit code %d, want 0 and an end as idle; stderr: %s", code, server.stderr)
 	}
 }
 

@@ -237,9 +237,73 @@ func TestLocal_rootInHomeOfUser(t *testing.T) {
 	g := newMachine(t).asGuest()
 	g.run("demo", "--", "true").expectExit(0)
 	c := g.machine.run("demo", "--", "true")
-	c.expectExit(125, fmt.Sprintf("belongs to user %d", g.uid), "this is user root (0)", "run stile as that user", "sudo -H", "--url")
+	c.expectExit(125, fmt.Sprintf("belongs to user %d", g.uid), "this is user root (0)", "run as that user", "sudo -H", "--url")
 	if stderr := c.stderr.String(); strings.Contains(stderr, "remove") {
 		t.Errorf("stderr advises to remove something: %s", stderr)
+	}
+}
+
+// The user of the home directory has made links to files of root. Root does not create or truncate them,
+// neither as a client of the local server nor with stile serve.
+func TestLocal_rootFollowsNoLinksOfUser(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"client": {"run", "demo", "--", "true"}, "server": {"serve", "--listen", "127.0.0.1:0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newMachine(t).asGuest()
+			secret := filepath.Join(t.TempDir(), "secret") // of root
+			if err := os.MkdirAll(secret, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			g.mkdir(0o755, ".local", "state")
+			link := g.path(".local", "state", "stile")
+			g.symlink(secret, link)
+			for _, path := range []string{g.path(".local"), g.path(".local", "state"), link} {
+				if err := os.Lchown(path, g.uid, g.uid); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c := g.machine.stile(args...)
+			c.expectExit(125, fmt.Sprintf("belongs to user %d", g.uid), "sudo -H")
+			if created, err := os.ReadDir(secret); err != nil || len(created) != 0 {
+				t.Errorf("root has created %v, %v in its own directory", created, err)
+			}
+		})
+	}
+}
+
+// Links in place of the files that the server writes are not followed.
+func TestLocal_followsNoLinks(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"lock", "server.log"} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			target := m.write("target", "text", 0o600)
+			m.mkdir(0o700, ".local", "state", "stile", "local")
+			m.symlink(target, filepath.Join(m.home(), file))
+			m.run("demo", "--", "true").expectExit(125, "/"+file, "too many levels of symbolic links")
+			if got := m.read("target"); got != "text" {
+				t.Errorf("the target of the link has changed to %q", got)
+			}
+		})
+	}
+}
+
+// A home directory that is a link, on another disk, or writable to its user's own group is no danger.
+func TestLocal_unusualHome(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.mkdir(0o775, "disk", "home")
+	m.mkdir(0o755, "disk", "local")
+	m.symlink("disk/home", m.path("link"))
+	m.symlink("../local", m.path("disk", "home", ".local"))
+	m.setenv("HOME", m.path("link"))
+	m.run("demo", "--", "true").expectExit(0)
+	if !m.exists("disk/local/state/stile/local/pid") {
+		t.Error("the server is not in the state directory of the home directory")
 	}
 }
 

@@ -177,6 +177,7 @@ func TestCheckPath_userNamespace(t *testing.T) {
 	t.Parallel()
 	requireRoot(t)
 	p := newPlace(t)
+	p.must(os.Chmod(filepath.Dir(p.dir), 0o755)) // for the other user
 	program := p.path("program")
 	p.must(copyFile(os.Args[0], program))
 	p.mkdir("home", 0o700)
@@ -251,7 +252,7 @@ func TestFind_none(t *testing.T) {
 		"file in place of the link": func(p place) {
 			p.must(os.WriteFile(p.path("local/socket"), nil, 0o600))
 		},
-		"server has ended": func(p place) { p.listen(); p.link("server.sock", "local/socket") },
+		"server has ended": func(p place) { p.link(p.listen(), "local/socket") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
