@@ -38,6 +38,61 @@ peers:
 	}
 }
 
+// Other users must not read a password in the file, nor the server's key. A group may: a key in Debian
+// belongs to the group ssl-cert.
+func TestServe_warnsOfOpenSecrets(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	const withPassword, without = "url: etcd://ann:verysecret@127.0.0.1:1\n", "url: etcd://127.0.0.1:1\n"
+	for name, c := range map[string]struct {
+		config string
+		mode   os.FileMode
+		key    os.FileMode
+		args   []string
+		flags  []string // of which there are warnings
+	}{
+		"private":                 {withPassword, 0o600, 0o600, nil, nil},
+		"readable by the group":   {withPassword, 0o640, 0o640, nil, nil},
+		"config file":             {withPassword, 0o604, 0o640, nil, []string{"--config-file"}},
+		"key":                     {withPassword, 0o640, 0o604, nil, []string{"--tls-key"}},
+		"both":                    {withPassword, 0o644, 0o644, nil, []string{"--tls-key", "--config-file"}},
+		"no password":             {without, 0o644, 0o640, nil, nil},
+		"password in the command": {without, 0o644, 0o640, []string{"--url", "etcd://ann:verysecret@127.0.0.1:1"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := m.forSubtest(t)
+			dir := t.TempDir()
+			config, key := filepath.Join(dir, "stile.yaml"), filepath.Join(dir, "key.pem")
+			for file, with := range map[string]struct {
+				text string
+				mode os.FileMode
+			}{config: {c.config, c.mode}, key: {"no key", c.key}} {
+				if err := os.WriteFile(file, []byte(with.text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Chmod(file, with.mode); err != nil {
+					t.Fatal(err)
+				}
+			}
+			server := m.stile(append([]string{"serve", "--config-file", config, "--tls-cert", key, "--tls-key", key}, c.args...)...)
+			log := server.stderr.String()
+			for flag, file := range map[string]string{"--config-file": config, "--tls-key": key} {
+				want := 0
+				if slices.Contains(c.flags, flag) {
+					want = 1
+				}
+				if got := strings.Count(log, "other users; chmod o= it\" flag="+flag+" file="+file); got != want {
+					t.Errorf("%d warnings of %s, want %d: %s", got, flag, want, log)
+				}
+			}
+			if strings.Contains(log, "verysecret") {
+				t.Errorf("the log has the password: %s", log)
+			}
+		})
+	}
+}
+
 func TestServe_invalidConfigFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -199,10 +200,18 @@ func (c choice) warnings() []string {
 	if !c.isNamedForAll() || c.shown() == c.url {
 		return nil
 	}
-	if info, err := os.Stat(c.from); err != nil || info.Mode().Perm()&0o004 == 0 {
+	if !isOpenToOthers(c.from) {
 		return nil
 	}
 	return []string{fmt.Sprintf("every user can read the password in %s; name a password_file in its URL, or chmod o= it", c.from)}
+}
+
+// isOpenToOthers reports whether users who are neither the owner of a file nor in its group can read, write
+// or execute it. A group may be meant to read a secret, as ssl-cert in Debian. On Windows the mode of a file
+// does not show who can read it.
+func isOpenToOthers(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o007 != 0
 }
 
 // noticeOnce tells a person, once, that this machine has a server for other users. For a user who

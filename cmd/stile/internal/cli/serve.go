@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -73,6 +72,7 @@ user of this machine can read them, unless --page-tokens is given.`,
   stile serve --config-file /etc/stile/stile.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			urlInFile := !cmd.Flags().Changed("url")
 			if o.configFile != "" {
 				if err := readConfigFile(cmd.Flags(), o.configFile); err != nil {
 					return err
@@ -81,6 +81,7 @@ user of this machine can read them, unless --page-tokens is given.`,
 			ctx, stop := untilStopSignal(cmd.Context())
 			defer stop()
 			log := slog.New(slog.NewTextHandler(stdio.Err, nil))
+			o.warnOfOpenSecrets(urlInFile, log)
 			if background != "" {
 				return local.ServerDir{Dir: localserver.Dir(background)}.Serve(ctx, o.socket, time.Duration(idle), ready, log)
 			}
@@ -170,7 +171,7 @@ func (o *serveOptions) config(log *slog.Logger) (node.Config, error) {
 		}
 	}
 	if o.rootPasswordFile != "" {
-		if cfg.RootPassword, err = readPassword(o.rootPasswordFile, log); err != nil {
+		if cfg.RootPassword, err = readPassword(o.rootPasswordFile); err != nil {
 			return cfg, err
 		}
 	}
@@ -262,17 +263,22 @@ func freeSocket(flag, path string) (string, error) {
 	return path, nil
 }
 
-// readPassword reads a password from a file. It only warns if other users can read the file: in a
-// container they often can, and there are no other users.
-func readPassword(file string, log *slog.Logger) (string, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return "", fmt.Errorf("--root-password-file: %w", err)
+// warnOfOpenSecrets warns of files with secrets that other users can read. It is no error: in a container
+// they often can, and there are no other users.
+func (o *serveOptions) warnOfOpenSecrets(urlInFile bool, log *slog.Logger) {
+	secrets := []struct{ flag, file string }{{"--root-password-file", o.rootPasswordFile}, {"--tls-key", o.tls.Key}}
+	if urlInFile && hasPassword(o.url) {
+		secrets = append(secrets, struct{ flag, file string }{"--config-file", o.configFile})
 	}
-	const others = 0o007
-	if runtime.GOOS != "windows" && info.Mode().Perm()&others != 0 {
-		log.Warn("the root password file is readable by other users; chmod o= it", "file", file)
+	for _, s := range secrets {
+		if isOpenToOthers(s.file) {
+			log.Warn("a file with a secret is accessible to other users; chmod o= it", "flag", s.flag, "file", s.file)
+		}
 	}
+}
+
+// readPassword reads a password from a file.
+func readPassword(file string) (string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return "", fmt.Errorf("--root-password-file: %w", err)

@@ -107,10 +107,15 @@ func (o *serveOptions) hasOnlySocket() bool {
 	return o.url == local.URL || strings.HasSuffix(scheme, "+unix")
 }
 
+// hasPassword reports whether a URL has a password.
+func hasPassword(storeURL string) bool {
+	return strings.Contains(choice{url: storeURL}.shown(), ":***@")
+}
+
 // hasCredentials reports whether a URL has a password, or names one or a key, so that not all users of the
 // machine may read the store.
 func hasCredentials(storeURL string) bool {
-	if strings.Contains(choice{url: storeURL}.shown(), ":***@") {
+	if hasPassword(storeURL) {
 		return true
 	}
 	_, query, _ := strings.Cut(storeURL, "?")
