@@ -68,7 +68,7 @@ func TestGraph_chain(t *testing.T) {
 		return c.stdout.String() != ""
 	})
 	lines := strings.Split(c.stdout.String(), "\n")
-	if len(lines) != 3 || strings.Join(strings.Fields(lines[0]), " ") != "HELD HOLDER TOKEN WAITS FOR SINCE" || !strings.HasPrefix(lines[1], "chain/a ") ||
+	if len(lines) != 3 || strings.Join(strings.Fields(lines[0]), " ") != "HELD HOLDER TOKEN WAITS FOR WAITED" || !strings.HasPrefix(lines[1], "chain/a ") ||
 		!strings.Contains(lines[1], fmt.Sprintf(" pid %d (true)  ", all.Process.Pid)) || !strings.Contains(lines[1], "  chain/b  ") {
 		t.Errorf("got\n%s", c.stdout)
 	}

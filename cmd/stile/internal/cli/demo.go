@@ -37,8 +37,8 @@ the killed one: "expected N, found N".
 Exit codes:
   0    the two are equal
   1    they differ
-  125  the demo failed
-  128+N  signal N ended the demo`,
+  125  the demo could not be carried out, for example because somebody else killed a worker
+  128+N  signal N ended it; no worker is left`,
 		Example: `  stile demo
   stile demo --without-lock
   stile demo --workers 20 --ttl 3s

@@ -80,13 +80,13 @@ func waits(g *stile.WaitGraph, now time.Time) []byte {
 		return buf.Bytes()
 	}
 	table := newTable(&buf)
-	fmt.Fprintln(table, "HELD\tHOLDER\tTOKEN\tWAITS FOR\tSINCE")
+	fmt.Fprintln(table, "HELD\tHOLDER\tTOKEN\tWAITS FOR\tWAITED")
 	for _, w := range g.Waits {
-		since := "?"
-		if waited, ok := elapsed(w.Since, now); ok {
-			since = twoUnits(waited)
+		waited := "?"
+		if d, ok := elapsed(w.Since, now); ok {
+			waited = twoUnits(d)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%s\n", asArgument(w.Held), clip(who(w.Holder), 80), w.Holder.Token, asArgument(w.For), since)
+		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%s\n", asArgument(w.Held), clip(who(w.Holder), 80), w.Holder.Token, asArgument(w.For), waited)
 	}
 	table.Flush()
 	return buf.Bytes()

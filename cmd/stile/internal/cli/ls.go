@@ -27,7 +27,11 @@ long the holder's session lives if it is not renewed. If a lock has several hold
 first one is shown and the others are counted. Long lists are printed while they are
 read, so columns may become wider on the way. A name that stile run does not accept, or
 that is not printable, is printed as a Go string in double quotes; show, wait and break
-accept it in that form.`,
+accept it in that form.
+
+Exit codes:
+  0    the locks were listed; there may be none
+  125  stile failed, or could not read the store`,
 		Example: `  stile ls
   stile ls deploy/
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,

@@ -59,8 +59,9 @@ Exit codes:
   0    the command was skipped, because it has succeeded; -E chooses another
   that of another call's command, which failed while this call waited
   75   the lock could not be acquired (-n, -w)
-  79   the lock was lost, and the command was stopped or not started
-  125  stile failed; the command was not run
+  79   the lock was lost, and the command was stopped or not started, or had just ended;
+       nothing is recorded
+  125  stile failed, was used wrongly, or could not read what is recorded; the command was not run
   126  the command cannot be executed
   127  the command was not found
   128+N  signal N ended the wait

@@ -59,9 +59,9 @@ Environment of the command:
 Exit codes:
   the command's own, or 128+N if signal N ended it
   75   the lock could not be acquired (-n, -w); -E chooses another
-  79   the lock was lost, and the command was stopped or not started
+  79   the lock was lost, and the command was stopped or not started, or had just ended
   124  the command ran for too long and was stopped (--run-timeout)
-  125  stile failed; the command was not run
+  125  stile failed, was used wrongly, or waited too long for the store; the command was not run
   126  the command cannot be executed
   127  the command was not found
   128+N  signal N ended the wait

@@ -31,7 +31,11 @@ NAME may be any name that stile ls prints, in double quotes too, or a path as fo
 stile break takes the token. The times held and waited are measured by the clocks of the
 owners' hosts. An entry lives as long as its session, which its owner renews. Remarks say
 what is wrong with the line and how to repair it. What stile once has recorded for the name
-follows.`,
+follows.
+
+Exit codes:
+  0    the lock was shown, held or free
+  125  stile failed, or could not read the store`,
 		Example: `  stile show nightly-backup
   stile show -o json nightly-backup | jq -r '.holders[].token'`,
 		Args: nameArg(&name),

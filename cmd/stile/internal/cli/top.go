@@ -33,7 +33,11 @@ Keys:
 While the store cannot be read, the first line says since when: what is shown is that old. In a
 narrow terminal some columns are left out. Colors are left out if NO_COLOR is set.
 
-Without a terminal, and where TERM is dumb, it prints one table and ends, like stile ls.`,
+Without a terminal, and where TERM is dumb, it prints one table and ends, like stile ls.
+
+Exit codes:
+  0    the user, SIGINT or SIGTERM ended it; without a terminal, the table was printed
+  125  stile failed, or could not read the store at the start`,
 		Example: `  stile top
   stile top deploy/
   stile top --url redis://db1`,

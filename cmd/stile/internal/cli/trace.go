@@ -44,7 +44,12 @@ between two readings is missed. What began before the recording, or went on afte
 that says so.
 
 The file is written as it is recorded. If stile is killed, the file can still be opened. A
-terminal shows the number of events so far: joins, acquisitions and ends.`,
+terminal shows the number of events so far: joins, acquisitions and ends.
+
+Exit codes:
+  0    the time of --for is over, or SIGINT or SIGTERM ended the recording
+  125  stile failed, or could not read the store at the start
+  141  with -o -, the program that reads the trace has ended`,
 		Example: `  stile trace -o locks.json
   stile trace -o deploy.json --for 10m deploy/
   stile trace -o - --for 1h | gzip >locks.json.gz`,

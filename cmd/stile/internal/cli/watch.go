@@ -46,7 +46,11 @@ With -o json each line of output is an object: the new state of a lock that has 
 
 The store is read at most ten times a second, so a change that is undone between two
 readings is missed. An outage of the store is reported once when it begins and once when it
-ends.`,
+ends.
+
+Exit codes:
+  125  stile failed, or could not read the store at the start
+  128+N  signal N ended it; 141 if the program that reads its output has ended`,
 		Example: `  stile watch
   stile watch deploy/ | grep --line-buffered ' holds '
   stile watch -o json | jq -r --unbuffered '[.time, .name, .holders[0].owner.host] | @tsv'`,
