@@ -37,7 +37,7 @@ func openLocal(ctx context.Context, t target, logger *slog.Logger) (*Conn, error
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("gave up waiting for the local server: %w", ctx.Err())
 	case errors.Is(err, localserver.ErrNone):
-		return nil, fmt.Errorf("%w in %s, and only the stile command starts it: run stile ls --url local:", err, dir)
+		return nil, fmt.Errorf("%w in %s; the stile command starts it: run STILE_URL=local: stile ls", err, dir)
 	}
 	return nil, err
 }

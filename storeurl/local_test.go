@@ -31,7 +31,7 @@ func must(t *testing.T, err error) {
 
 func TestOpenLocal_none(t *testing.T) {
 	dir := localDir(t)
-	fails(t.Context(), t, "local:", "no local server runs in "+dir, "stile ls --url local:")
+	fails(t.Context(), t, "local:", "no local server runs in "+dir, "STILE_URL=local: stile ls")
 	if _, err := os.Lstat(filepath.Dir(dir)); err == nil {
 		t.Error("Open has created the state directory")
 	}

@@ -413,7 +413,7 @@ func TestLocal_goProgramStartsNoServer(t *testing.T) {
 	if code := c.spawn().exitCode(); code != 1 {
 		t.Errorf("got exit code %d, want 1", code)
 	}
-	if got := c.stdout.String(); !strings.Contains(got, "no local server runs") || !strings.Contains(got, "stile ls --url local:") {
+	if got := c.stdout.String(); !strings.Contains(got, "no local server runs") || !strings.Contains(got, "STILE_URL=local: stile ls") {
 		t.Errorf("the error does not say what to do: %s", got)
 	}
 	if _, err := os.Lstat(m.path(".local")); err == nil {
