@@ -93,13 +93,13 @@ func (d Dir) FindLocked(ctx context.Context) (string, error) {
 	}
 }
 
-// SetupError returns the error for a file of the local server that cannot be created or used.
+// SetupError returns the error for a file of a lock server that cannot be created or used.
 func SetupError(err error) error {
 	advice := MoveDir
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		advice = "free some space on that disk, or " + MoveDir
 	}
-	return fmt.Errorf("cannot set up the local server: %w; %s", err, advice)
+	return fmt.Errorf("cannot set up the lock server: %w; %s", err, advice)
 }
 
 // errNotOurs means that the path is not a directory of this user.
