@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,8 +33,40 @@ func (p *Page) readWaits() (*waitsBody, error) {
 	case err != nil:
 		return nil, huma.Error502BadGateway(textOf(err))
 	}
-	return &waitsBody{Waits: waitsOf(g.Waits), Cycles: g.Cycles}, nil
+	body := &waitsBody{Waits: waitsOf(g.Waits), Cycles: g.Cycles}
+	body.cut()
+	return body, nil
 }
+
+// cut leaves out that for which an answer has no room. It keeps the cycles rather than other waits.
+func (b *waitsBody) cut() {
+	bytes := 0
+	i := 0
+	for ; i < len(b.Cycles) && bytes < maxAnswerBytes; i++ {
+		for _, name := range b.Cycles[i] {
+			bytes += textBytes + len(name)
+		}
+	}
+	j := 0
+	for ; j < len(b.Waits) && bytes < maxAnswerBytes; j++ {
+		w := &b.Waits[j]
+		bytes += observe.SizeOf(&w.Waiter) + textBytes + len(w.WaitsFor)
+		for _, name := range w.Holds {
+			bytes += textBytes + len(name)
+		}
+	}
+	b.Omitted = len(b.Cycles) - i + len(b.Waits) - j
+	b.Cycles, b.Waits = slices.Clone(b.Cycles[:i]), slices.Clone(b.Waits[:j]) // the rest is not kept
+	if b.Cycles == nil {
+		b.Cycles = [][]string{}
+	}
+	if b.Waits == nil {
+		b.Waits = []wait{}
+	}
+}
+
+// textBytes is what a text takes in memory beside its bytes.
+const textBytes = 16
 
 // waitsOf joins what a holder of several locks has published at each of them.
 func waitsOf(graph []stile.HolderWait) []wait {
