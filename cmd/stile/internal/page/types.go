@@ -136,9 +136,11 @@ type lease struct {
 }
 
 type waitsBody struct {
-	Waits   []wait     `json:"waits" nullable:"false"`
-	Cycles  [][]string `json:"cycles" nullable:"false" doc:"Names of locks whose holders wait for each other: a holder of each waits for the next one, and a holder of the last for the first."`
-	Omitted int        `json:"omitted,omitempty" doc:"How many waits and cycles are left out, because an answer has room for 4 MB of them. Absent if there are none."`
+	Waits  []wait     `json:"waits" nullable:"false"`
+	Cycles [][]string `json:"cycles" nullable:"false" doc:"Names of locks whose holders wait for each other: a holder of each waits for the next one, and a holder of the last for the first."`
+	// What follows is left out, because an answer has room for maxAnswerBytes.
+	Omitted       int `json:"omitted,omitempty" doc:"How many more waits there are; an answer has room for 4 MB. Absent if there are none."`
+	OmittedCycles int `json:"omitted_cycles,omitempty" doc:"How many more cycles there are. Absent if there are none."`
 }
 
 type wait struct {
@@ -180,7 +182,7 @@ type lineDoc struct {
 	Remarks  []string   `json:"remarks,omitempty" nullable:"false" doc:"What is wrong with the line, and what to do about it."`
 	Argument string     `json:"argument,omitempty" doc:"The name as an argument of stile's commands, if that differs: a Go string in double quotes."`
 	Key      string     `json:"key" doc:"The bytes of the name in base64url without padding."`
-	Omitted  int        `json:"omitted,omitempty" doc:"How many of the last waiters are left out, because an answer has room for 5000 entries, and 4 MB of what they have in memory. Absent if there are none. Holders may be among them if there are so many."`
+	Omitted  int        `json:"omitted,omitempty" doc:"How many more entries there are after these; an answer has room for 5000 with 4 MB. Absent if there are none."`
 }
 
 type entryDoc struct {

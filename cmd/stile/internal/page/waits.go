@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,14 +39,12 @@ func (p *Page) readWaits() (*waitsBody, error) {
 
 // cut leaves out that for which an answer has no room. It keeps the cycles rather than other waits.
 func (b *waitsBody) cut() {
-	bytes := 0
-	i := 0
+	bytes, i, j := 0, 0, 0
 	for ; i < len(b.Cycles) && bytes < maxAnswerBytes; i++ {
 		for _, name := range b.Cycles[i] {
 			bytes += textBytes + len(name)
 		}
 	}
-	j := 0
 	for ; j < len(b.Waits) && bytes < maxAnswerBytes; j++ {
 		w := &b.Waits[j]
 		bytes += observe.SizeOf(&w.Waiter) + textBytes + len(w.WaitsFor)
@@ -55,14 +52,10 @@ func (b *waitsBody) cut() {
 			bytes += textBytes + len(name)
 		}
 	}
-	b.Omitted = len(b.Cycles) - i + len(b.Waits) - j
-	b.Cycles, b.Waits = slices.Clone(b.Cycles[:i]), slices.Clone(b.Waits[:j]) // the rest is not kept
-	if b.Cycles == nil {
-		b.Cycles = [][]string{}
-	}
-	if b.Waits == nil {
-		b.Waits = []wait{}
-	}
+	b.OmittedCycles, b.Omitted = len(b.Cycles)-i, len(b.Waits)-j
+	clear(b.Cycles[i:]) // for the garbage collector
+	clear(b.Waits[j:])
+	b.Cycles, b.Waits = b.Cycles[:i], b.Waits[:j]
 }
 
 // textBytes is what a text takes in memory beside its bytes.
