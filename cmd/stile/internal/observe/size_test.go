@@ -60,9 +60,6 @@ func TestHistory_largeOwners(t *testing.T) {
 				h.forget(now)
 			}
 			limit, bytes := maxBytes, 0
-			if of.names == 1 {
-				limit += maxBytesPerName // those of recent updates, for readers of updates
-			}
 			for _, r := range h.records {
 				bytes += SizeOfEvents(r.events)
 			}

@@ -142,7 +142,7 @@ func TestLimits_connections(t *testing.T) {
 func TestLimits_unproven(t *testing.T) {
 	t.Parallel()
 	const flood = 300
-	w := limited(t, 256, page.MaxUnproven, func(c *page.Config) { c.Tokens = tokens(t) })
+	w := limited(t, 8, page.MaxUnproven, func(c *page.Config) { c.Tokens = tokens(t) })
 	before := w.dial()
 	before.want("/api/v1/lines", readToken, http.StatusOK)
 	stream := w.dial()
@@ -163,7 +163,7 @@ func TestLimits_unproven(t *testing.T) {
 		}
 		silent = append(silent, p)
 	}
-	for range 10 {
+	for range 4 {
 		began := time.Now()
 		w.dial().want("/api/v1/lines", readToken, http.StatusOK)
 		if took := time.Since(began); took > 5*time.Second {
