@@ -216,12 +216,12 @@ func TestStream_largeChanges(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		joins("b", 1200)
+		joins("b", 700)
 		joins("a", 100)
 		if got := sent(); got != "lines" {
 			t.Errorf("a small change: got the event %q, want lines", got)
 		}
-		joins("a", 1100)
+		joins("a", 600)
 		if got := sent(); got != "reset" {
 			t.Errorf("a large change: got the event %q, want reset", got)
 		}

@@ -60,32 +60,37 @@ func (w *world) dial() *peer {
 	return &peer{c, w, bufio.NewReader(c)}
 }
 
+// reply is an answer whose body need not be read.
+type reply struct {
+	status int
+	header http.Header
+	body   *bufio.Reader
+}
+
 // ask makes a request and reads the header of the answer.
-func (p *peer) ask(path, token string) *http.Response {
+func (p *peer) ask(path, token string) reply {
 	p.w.Helper()
 	if _, err := fmt.Fprintf(p, "GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n", path, token); err != nil {
 		p.w.Fatal(err)
 	}
-	resp, err := http.ReadResponse(p.r, nil)
+	resp, err := http.ReadResponse(p.r, nil) //nolint:bodyclose // the connection is closed at the end of the test
 	if err != nil {
 		p.w.Fatal(err)
 	}
-	return resp
+	return reply{resp.StatusCode, resp.Header, bufio.NewReader(resp.Body)}
 }
 
 // want asks for a path, reads the answer, and checks its status.
-func (p *peer) want(path, token string, status int) (text string) {
+func (p *peer) want(path, token string, status int) {
 	p.w.Helper()
 	resp := p.ask(path, token)
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	body, err := io.ReadAll(resp.body)
 	if err != nil {
 		p.w.Fatal(err)
 	}
-	if resp.StatusCode != status {
-		p.w.Errorf("%s: got status %d, want %d: %s", path, resp.StatusCode, status, body)
+	if resp.status != status {
+		p.w.Errorf("%s: got status %d, want %d: %s", path, resp.status, status, body)
 	}
-	return string(body)
 }
 
 // wantEnd waits until the server has closed the connection.
@@ -105,26 +110,26 @@ func TestLimits_connections(t *testing.T) {
 	idle := w.dial()
 	idle.want("/api/v1/lines", "", http.StatusOK)
 	idle.want("/api/v1/lines", "", http.StatusOK) // it may have as many as it likes
-	var streams []*http.Response
+	var streams []reply
 	var streaming []*peer
 	for range limit {
 		p := w.dial()
 		resp := p.ask("/api/v1/events", "")
-		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("stream %d: got status %d", len(streams)+1, resp.StatusCode)
+		if resp.status != http.StatusOK {
+			t.Fatalf("stream %d: got status %d", len(streams)+1, resp.status)
 		}
 		streams, streaming = append(streams, resp), append(streaming, p)
 	}
 	idle.wantEnd()
 	over := w.dial()
 	resp := over.ask("/api/v1/lines", "")
-	text, _ := io.ReadAll(resp.Body)
-	if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(text), "4 connections") || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("one more: got status %d, %v, %s; want 503", resp.StatusCode, resp.Header, text)
+	text, _ := io.ReadAll(resp.body)
+	if resp.status != http.StatusServiceUnavailable || !strings.Contains(string(text), "4 connections") || resp.header.Get("Retry-After") == "" {
+		t.Errorf("one more: got status %d, %v, %s; want 503", resp.status, resp.header, text)
 	}
 	over.wantEnd()
 	for _, s := range streams {
-		if line, err := bufio.NewReader(s.Body).ReadString('\n'); err != nil || line != "event: status\n" {
+		if line, err := s.body.ReadString('\n'); err != nil || line != "event: status\n" {
 			t.Errorf("a stream: got %q, %v", line, err)
 		}
 	}
@@ -133,7 +138,7 @@ func TestLimits_connections(t *testing.T) {
 		p := w.dial()
 		defer p.Close()
 		resp := p.ask("/api/v1/lines", "")
-		return resp.StatusCode == http.StatusOK
+		return resp.status == http.StatusOK
 	})
 }
 
@@ -171,8 +176,8 @@ func TestLimits_unproven(t *testing.T) {
 		}
 	}
 	before.want("/api/v1/lines", readToken, http.StatusOK)
-	if line, err := bufio.NewReader(resp.Body).ReadString('\n'); resp.StatusCode != http.StatusOK || err != nil || line != "event: status\n" {
-		t.Errorf("the stream: got status %d, %q, %v", resp.StatusCode, line, err)
+	if line, err := resp.body.ReadString('\n'); resp.status != http.StatusOK || err != nil || line != "event: status\n" {
+		t.Errorf("the stream: got status %d, %q, %v", resp.status, line, err)
 	}
 	for _, p := range silent[:flood-page.MaxUnproven] {
 		p.wantEnd()
