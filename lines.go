@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"strings"
 	"time"
 
 	"github.com/stilelock/stile/line"
@@ -35,7 +36,8 @@ type Entry struct {
 	Mode line.Mode `json:"mode"`
 	// Owner describes the holder or waiter.
 	Owner Owner `json:"owner"`
-	// Foreign is true if a client other than Stile made the entry; then Owner is empty.
+	// Foreign is true if a client other than Stile made the entry; then Owner is empty. An owner that is larger
+	// than a client of Stile can write ([MaxOwnerBytes]) counts as that of another client.
 	Foreign bool `json:"foreign,omitempty"`
 	// Session is the ID of the entry's session in the store.
 	Session string `json:"session"`
@@ -172,6 +174,10 @@ func lineOf(l store.Line) Line {
 }
 
 func entryOf(e store.Entry) Entry {
+	if !canBeOurs(&e) {
+		e.Foreign, e.Owner = true, Owner{}
+		e.Session = strings.ToValidUTF8(e.Session[:min(len(e.Session), maxSessionBytes)], "")
+	}
 	return Entry{
 		Token:     tokenOf(e.Order),
 		Mode:      e.Mode,

@@ -1,8 +1,10 @@
 package stile_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -265,4 +267,79 @@ func TestLines_namesOfOtherClients(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// An owner that no client of Stile can have written counts as that of another client. So nothing that keeps owners
+// keeps megabytes, whatever others write into the store.
+func TestLine_oversizedOwner(t *testing.T) {
+	name := strings.Repeat("n", store.MaxNameBytes)
+	largest := func() stile.Owner {
+		o := stile.Owner{Labels: map[string]string{"k": strings.Repeat("x", stile.MaxOwnerBytes-6)}}
+		for range 16 {
+			o.Waits = append(o.Waits, store.Wait{Name: name})
+			o.Under = append(o.Under, store.Held{Name: name, Token: 1})
+		}
+		return o
+	}
+	for what, change := range map[string]func(*stile.Owner){
+		"":         func(*stile.Owner) {},
+		"reason":   func(o *stile.Owner) { o.Reason = "x" },
+		"labels":   func(o *stile.Owner) { o.Labels["l"] = "" },
+		"a wait":   func(o *stile.Owner) { o.Waits[15].Name += "n" },
+		"waits":    func(o *stile.Owner) { o.Waits = append(o.Waits, store.Wait{}) },
+		"an under": func(o *stile.Owner) { o.Under[15].Name += "n" },
+		"unders":   func(o *stile.Owner) { o.Under = append(o.Under, store.Held{}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			st := memstore.New()
+			se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = se.Close(context.Background()) }()
+			owner := largest()
+			change(&owner)
+			_, err = se.Enqueue(t.Context(), store.Request{Name: "a", Mode: line.Exclusive, Owner: owner, Notify: func(store.Standing) {}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, err := stile.New(st, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = client.Close(context.Background()) }()
+			l, err := client.Line(t.Context(), "a")
+			if err != nil || len(l.Holders) != 1 {
+				t.Fatalf("got %v, %v, want a holder", l, err)
+			}
+			h := l.Holders[0]
+			if foreign := what != ""; h.Foreign != foreign || h.Owner.IsZero() != foreign || h.Token == 0 || h.Session != se.ID() {
+				t.Errorf("foreign is %v, the owner is empty: %v, token %d, session %q", h.Foreign, h.Owner.IsZero(), h.Token, h.Session)
+			}
+		})
+	}
+}
+
+// The largest owner that a client accepts is shown, whatever its characters are.
+func TestLine_largestOwner(t *testing.T) {
+	for _, text := range []string{"x", "<", "é", "\xff", "\u2028", "\x01"} {
+		scenario(t, func(t *testing.T, w *testEnv) {
+			owner := stile.Owner{Labels: map[string]string{}}
+			for {
+				size, err := json.Marshal(owner)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(size)+100 > stile.MaxOwnerBytes {
+					break
+				}
+				owner.Labels[fmt.Sprint(len(owner.Labels))] = text
+			}
+			lock(t, w.client("ann", func(o *stile.Options) { o.Owner = owner }), "a")
+			l, err := w.client("bob").Line(t.Context(), "a")
+			if err != nil || len(l.Holders) != 1 || l.Holders[0].Foreign || len(l.Holders[0].Owner.Labels) != len(owner.Labels) {
+				t.Errorf("with labels of %q: got %.300v, %v", text, l.Holders, err)
+			}
+		})
+	}
 }

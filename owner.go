@@ -54,3 +54,31 @@ func checkOwner(o Owner) error {
 	}
 	return nil
 }
+
+// maxSessionBytes is more than the ID of a session has in any store.
+const maxSessionBytes = 256
+
+// canBeOurs reports whether a client of Stile can have written the owner and the session of an entry: whether they
+// are within the limits of all clients. Everybody who can write to the store can write larger ones.
+func canBeOurs(e *store.Entry) bool {
+	o := &e.Owner
+	if len(e.Session) > maxSessionBytes || len(o.Waits) > maxWaits || len(o.Under) > MaxUnder {
+		return false
+	}
+	for _, w := range o.Waits {
+		if len(w.Name) > store.MaxNameBytes {
+			return false
+		}
+	}
+	for _, held := range o.Under {
+		if len(held.Name) > store.MaxNameBytes {
+			return false
+		}
+	}
+	// No text is longer than it is in JSON, and each label takes five more bytes there.
+	n := len(o.Host) + len(o.User) + len(o.Command) + len(o.Reason) + len(o.Value)
+	for key, value := range o.Labels {
+		n += len(key) + len(value) + 5
+	}
+	return n <= MaxOwnerBytes
+}

@@ -22,7 +22,8 @@ type Blame struct {
 }
 
 // Blame charges the waiting of the last hour to the holders at that time, the largest sum first. Waiting for a
-// free lock is charged to no holder. Waiting is known from since on, which is a whole minute.
+// free lock is charged to no holder. Waiting is known from since on: a whole minute, unless the holders of one minute
+// were too many.
 func (o *Observer) Blame() (since time.Time, blame []Blame) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -50,13 +51,16 @@ func windowBegin(now time.Time) time.Time {
 	return now.Add(blameInterval - 1 - maxAge).Truncate(blameInterval)
 }
 
-// maxCharges limits the memory. What is beyond it is forgotten, the earliest first.
-const maxCharges = 65536
+// maxCharges and maxChargedBytes limit the memory. What is beyond them is forgotten, the earliest first.
+const (
+	maxCharges      = 65536
+	maxChargedBytes = 64 << 20 // as sizeOfCharge counts them
+)
 
 // charges are what is charged to holders.
 type charges struct {
 	intervals []*chargedInterval   // in order
-	n         int                  // in all intervals
+	n, bytes  int                  // in all intervals
 	begin     time.Time            // what was charged before has been forgotten
 	lines     map[string]*chargees // lines with waiters, or with holders that were charged, by name
 }
@@ -65,6 +69,7 @@ type charges struct {
 type chargedInterval struct {
 	begin time.Time
 	sums  map[chargeKey]*Blame
+	bytes int
 }
 
 // chargeKey is what holds that count together have in common.
@@ -137,22 +142,25 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 		}
 		share := to.Sub(from) * time.Duration(len(l.Waiters)) / time.Duration(len(l.Holders))
 		for i := range l.Holders {
-			c.chargeHolder(in, of, l, place{&l.Holders[i], true}, share)
+			c.chargeHolder(in, of, l, place{&l.Holders[i], true}, share, now)
 		}
 		from = to
 	}
 }
 
-func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, holder place, share time.Duration) {
+func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, holder place, share time.Duration, now time.Time) {
 	key := keyOfCharge(l.Name, &holder.entry.Owner)
 	sum := in.sums[key]
 	if sum == nil {
+		c.makeRoom(in, now)
 		sum = &Blame{Name: l.Name}
 		in.sums[key] = sum
-		c.n++
+		c.add(in, 1, sizeOfCharge(key))
 	}
 	sum.Waited += share
+	c.add(in, 0, -sizeOfOwner(&sum.Holder))
 	sum.Holder = ownerOnly(holder.entry.Owner)
+	c.add(in, 0, sizeOfOwner(&sum.Holder))
 	if id := holder.identity(); of.holds[id] != sum {
 		if before := of.holds[id]; before != nil {
 			before.Holds--
@@ -180,6 +188,27 @@ func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, 
 	}
 }
 
+// add counts sums of an interval, and their bytes.
+func (c *charges) add(in *chargedInterval, n, bytes int) {
+	c.n += n
+	c.bytes += bytes
+	in.bytes += bytes
+}
+
+func (c *charges) tooMany() bool { return c.n > maxCharges || c.bytes > maxChargedBytes }
+
+// makeRoom forgets what is too much for one more sum in an interval: the earlier intervals, then its own sums.
+func (c *charges) makeRoom(in *chargedInterval, now time.Time) {
+	for c.tooMany() && c.intervals[0] != in {
+		c.forgetFirst()
+	}
+	if c.tooMany() {
+		c.add(in, -len(in.sums), -in.bytes)
+		clear(in.sums)
+		c.begin = latest(c.begin, now)
+	}
+}
+
 // interval returns the interval of a time that is not before the last one, and forgets old ones.
 func (c *charges) interval(t, now time.Time) *chargedInterval {
 	begin := t.Truncate(blameInterval)
@@ -201,13 +230,17 @@ func (c *charges) interval(t, now time.Time) *chargedInterval {
 // forget forgets what is too old, and what is too much.
 func (c *charges) forget(now time.Time) {
 	begin := windowBegin(now)
-	for len(c.intervals) > 0 && (c.intervals[0].begin.Before(begin) || c.n > maxCharges && len(c.intervals) > 1) {
-		if first := c.intervals[0]; !first.begin.Before(begin) {
-			c.begin = first.begin.Add(blameInterval)
-		}
-		c.n -= len(c.intervals[0].sums)
-		c.intervals = slices.Delete(c.intervals, 0, 1)
+	for len(c.intervals) > 0 && c.intervals[0].begin.Before(begin) || len(c.intervals) > 1 && c.tooMany() {
+		c.forgetFirst()
 	}
+}
+
+// forgetFirst forgets the first interval.
+func (c *charges) forgetFirst() {
+	first := c.intervals[0]
+	c.begin = latest(c.begin, first.begin.Add(blameInterval))
+	c.add(first, -len(first.sums), -first.bytes)
+	c.intervals = slices.Delete(c.intervals, 0, 1)
 }
 
 // sums returns the sums of all intervals that count.

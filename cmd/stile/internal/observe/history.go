@@ -10,6 +10,10 @@ const (
 	maxAge     = time.Hour
 	maxPerName = 256   // updates of a name with their events
 	maxTotal   = 65536 // updates
+	// Clients choose the size of owners, and one update may have thousands of events. So their bytes are limited too,
+	// as SizeOf counts them.
+	maxBytesPerName = 4 << 20
+	maxBytes        = 64 << 20
 	// maxRecent is the number of the last updates whose events are kept for readers of updates, even if they are too
 	// many for one name.
 	maxRecent = 4096
@@ -45,6 +49,7 @@ type record struct {
 	at        time.Time
 	name      string
 	events    []Event // nil if forgotten, or if only other properties of the line have changed
+	bytes     int     // of the events
 }
 
 // history is the updates of the last hour, within its limits. A lock with many changes does not displace what
@@ -53,44 +58,67 @@ type history struct {
 	last    uint64    // number of the last update
 	begin   time.Time // time of the newest update whose events were forgotten
 	records []*record // the last updates
-	told    []*record // the updates with events; some of them may be forgotten
+	told    []*record // all updates with events, and some that had them
 	known   int       // updates with events that are not forgotten
-	byName  map[string][]*record
+	bytes   int       // of all events
+	byName  map[string]*named
 }
 
-func newHistory() history { return history{byName: make(map[string][]*record)} }
+// named is the updates of a name whose events are not forgotten.
+type named struct {
+	records []*record
+	bytes   int // of their events
+}
+
+func newHistory() history { return history{byName: make(map[string]*named)} }
 
 // add adds the next update.
 func (h *history) add(name string, at time.Time, events []Event) {
 	h.last++
-	r := &record{number: h.last, at: at, name: name, events: events}
+	r := &record{number: h.last, at: at, name: name, events: events, bytes: SizeOfEvents(events)}
 	h.records = append(h.records, r)
 	if i := len(h.records) - 1 - maxRecent; i >= 0 && h.records[i].forgotten {
-		h.records[i].events = nil
+		h.drop(h.records[i])
 	}
 	if len(events) == 0 {
 		return
 	}
 	h.told = append(h.told, r)
 	h.known++
-	if h.byName[name] = append(h.byName[name], r); len(h.byName[name]) > maxPerName {
+	h.bytes += r.bytes
+	of := h.byName[name]
+	if of == nil {
+		of = new(named)
+		h.byName[name] = of
+	}
+	of.records = append(of.records, r)
+	of.bytes += r.bytes
+	for len(of.records) > maxPerName || of.bytes > maxBytesPerName {
 		h.forgetFirst(name)
 	}
+}
+
+// drop drops the events of an update.
+func (h *history) drop(r *record) {
+	h.bytes -= r.bytes
+	r.events, r.bytes = nil, 0
 }
 
 // forgetFirst forgets the first events of a name.
 func (h *history) forgetFirst(name string) {
 	of := h.byName[name]
-	of[0].forgotten = true
-	if of[0].number+maxRecent < h.last {
-		of[0].events = nil
-	}
-	of[0] = nil // for the garbage collector
-	h.byName[name] = of[1:]
-	if len(of) == 1 {
+	first := of.records[0]
+	of.records[0] = nil // for the garbage collector
+	of.records = of.records[1:]
+	of.bytes -= first.bytes
+	if len(of.records) == 0 {
 		delete(h.byName, name)
 	}
 	h.known--
+	first.forgotten = true
+	if first.number+maxRecent < h.last {
+		h.drop(first)
+	}
 }
 
 // forget forgets what is beyond the limits.
@@ -103,18 +131,19 @@ func (h *history) forget(now time.Time) {
 	h.records = h.records[n:]
 	for len(h.told) > 0 {
 		r := h.told[0]
-		if !r.forgotten && h.known <= maxTotal && now.Sub(r.at) <= maxAge {
+		if r.events != nil && h.known <= maxTotal && h.bytes <= maxBytes && now.Sub(r.at) <= maxAge {
 			break
 		}
 		if !r.forgotten { // it is the first of its name, because both lists are in order
 			h.begin = r.at
 			h.forgetFirst(r.name)
 		}
+		h.drop(r)
 		h.told[0] = nil
 		h.told = h.told[1:]
 	}
-	if len(h.told) > 2*h.known+maxPerName {
-		h.told = slices.DeleteFunc(h.told, func(r *record) bool { return r.forgotten })
+	if len(h.told) > 2*h.known+maxPerName+maxRecent {
+		h.told = slices.DeleteFunc(h.told, func(r *record) bool { return r.events == nil })
 	}
 }
 
@@ -130,8 +159,10 @@ func (h *history) since(after uint64) (records []*record, known bool) {
 // of returns the events of a name.
 func (h *history) of(name string) []Event {
 	var events []Event
-	for _, r := range h.byName[name] {
-		events = append(events, r.events...)
+	if of := h.byName[name]; of != nil {
+		for _, r := range of.records {
+			events = append(events, r.events...)
+		}
 	}
 	return events
 }

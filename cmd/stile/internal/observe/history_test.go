@@ -20,7 +20,7 @@ func TestHistory_busyLock(t *testing.T) {
 	if n := len(h.of("busy")); n != maxPerName {
 		t.Errorf("got %d events of the busy lock, want %d", n, maxPerName)
 	}
-	if len(h.told) > 4*maxPerName || len(h.records) > maxTotal {
+	if len(h.told) > maxRecent+4*maxPerName || len(h.records) > maxTotal {
 		t.Errorf("%d updates with events and %d others are kept, want less", len(h.told), len(h.records))
 	}
 	if h.forget(now.Add(maxAge + 1)); len(h.byName)+len(h.told)+len(h.records)+h.known != 0 {

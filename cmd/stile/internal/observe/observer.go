@@ -53,7 +53,8 @@ type Status struct {
 	Since time.Time
 }
 
-// New returns an observer of all lines that the client can read.
+// New returns an observer of all lines that the client can read, except for those whose names are longer than
+// [store.MaxNameBytes]: only other programs can lock them, and their size has no limit.
 func New(client *stile.Client) *Observer { return NewWithPrefix(client, "") }
 
 // NewWithPrefix returns an observer of the lines whose name begins with prefix.
@@ -160,6 +161,10 @@ func (o *Observer) apply(c stile.Change, now time.Time) {
 	before := o.history.last
 	read := make(map[string]bool, len(c.Lines))
 	for _, l := range c.Lines {
+		l, ok := bounded(l)
+		if !ok {
+			continue
+		}
 		read[l.Name] = true
 		o.applyLineLocked(l, c.Exact, c.At, now)
 	}

@@ -1,10 +1,8 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,24 +15,29 @@ import (
 
 const (
 	maxLines   = 1000
-	maxEntries = 5000 // in an answer with more than one line; a line may have thousands of waiters
 	breakPath  = "/api/v1/break"
+	eventsPath = "/api/v1/events"
 )
 
 // handler returns the handler of all requests.
 func (p *Page) handler() http.Handler {
 	mux := http.NewServeMux()
-	description := p.register(mux)
+	api := http.NewServeMux()
+	description := p.register(api)
+	mux.Handle("/api/", p.answers.keep(api))
+	mux.Handle(eventsPath, api) // it has no end
 	mux.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(description) // the client may be gone
 	})
 	if p.metrics != nil {
-		mux.Handle("GET /metrics", p.metrics)
+		mux.Handle("GET /metrics", p.answers.keep(p.metrics))
 	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { serveFile(w, r, "index.html") })
 	mux.HandleFunc("GET /static/{file...}", func(w http.ResponseWriter, r *http.Request) { serveFile(w, r, r.PathValue("file")) })
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusNotFound, "there is no such page") })
+	notFound := func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusNotFound, "there is no such page") }
+	api.HandleFunc("/", notFound)
+	mux.HandleFunc("/", notFound)
 	return p.secure(mux)
 }
 
@@ -57,7 +60,7 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 			},
 			Security: []map[string][]string{{"token": {}}, {}},
 		},
-		Formats:       map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
+		Formats:       map[string]huma.Format{"application/json": p.answers.format(), "json": p.answers.format()},
 		DefaultFormat: "application/json",
 		Transformers:  []huma.Transformer{explain},
 	})
@@ -116,18 +119,6 @@ func register[I, B any](api huma.API, op huma.Operation, f func(context.Context,
 
 type output[B any] struct{ Body *B }
 
-// jsonFormat ignores errors of writing: the client is gone, or slow.
-var jsonFormat = huma.Format{Marshal: writeJSON, Unmarshal: json.Unmarshal}
-
-func writeJSON(w io.Writer, v any) error {
-	var buf bytes.Buffer
-	if err := json.NewEncoder(&buf).Encode(v); err != nil {
-		return err
-	}
-	_, _ = w.Write(buf.Bytes())
-	return nil
-}
-
 // nameInput names a lock.
 type nameInput struct {
 	Name string `query:"name" doc:"The name's bytes."`
@@ -175,7 +166,7 @@ func (p *Page) getLines(_ context.Context, in *linesInput) (*linesBody, error) {
 	}
 	// The number comes first, so that no change is missing in both the lines and the updates after it.
 	body := &linesBody{Lines: []Line{}, Update: p.updateID(p.observer.Last()), Status: statusOf(p.observer.Status())}
-	entries := 0
+	entries, bytes := 0, 0
 	for {
 		lines, more := p.observer.Lines(in.Prefix, after, maxLines)
 		for _, l := range lines {
@@ -183,7 +174,8 @@ func (p *Page) getLines(_ context.Context, in *linesInput) (*linesBody, error) {
 				continue
 			}
 			entries += len(l.Holders) + len(l.Waiters)
-			if n := len(body.Lines); n == in.Limit || n > 0 && entries > maxEntries {
+			bytes += sizeOf(l)
+			if n := len(body.Lines); n == in.Limit || n > 0 && (entries > maxEntries || bytes > maxAnswerBytes) {
 				body.Next = body.Lines[n-1].Key
 				return body, nil
 			}
@@ -236,7 +228,7 @@ func (p *Page) getLeases(_ context.Context, in *leasesInput) (*leasesBody, error
 			break
 		}
 		of := lineLeases{Key: keyOf(name), Entries: []lease{}}
-		l := p.observer.Line(name)
+		l, _ := cut(p.observer.Line(name))
 		for _, part := range [][]stile.Entry{l.Holders, l.Waiters} {
 			entries += len(part)
 			for _, e := range part {

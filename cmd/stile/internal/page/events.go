@@ -2,7 +2,7 @@ package page
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -21,6 +21,7 @@ const (
 	eventTimeout      = 10 * time.Second // for a reader to take a message
 	// maxChangedLines limits the size of a message. A reader that has missed more reads all lines, in pages.
 	maxChangedLines = 2000
+	maxEventBytes   = 2 * maxAnswerBytes // of the lines and events of a message, in memory
 )
 
 type eventsInput struct {
@@ -44,7 +45,7 @@ func (p *Page) registerEvents(api huma.API) {
 		texts = append(texts, fmt.Sprintf("%s: %s (data: %s)", e.event, e.text, ref))
 	}
 	huma.Register(api, huma.Operation{
-		OperationID: "events", Method: http.MethodGet, Path: "/api/v1/events",
+		OperationID: "events", Method: http.MethodGet, Path: eventsPath,
 		Summary: "Changes as server-sent events",
 		Description: "Each event has an ID, with which a reader can resume. At most ten events a second are sent; changes in between " +
 			"are merged. A comment every 15 seconds keeps the connection alive. The events are:\n\n- " + strings.Join(texts, "\n- "),
@@ -125,10 +126,17 @@ func (p *Page) sendUpdates(to *reader, after uint64, prefix string) (last uint64
 		return last
 	}
 	changed := changes{Lines: []changedLine{}}
+	size := 0
 	for _, u := range updates {
-		if strings.HasPrefix(u.Line.Name, prefix) {
-			changed.Lines = append(changed.Lines, changedLine{lineOf(u.Line), eventsOf(u.Events)})
+		if !strings.HasPrefix(u.Line.Name, prefix) {
+			continue
 		}
+		l := lineOf(u.Line)
+		if size += sizeOf(l.Line) + observe.SizeOfEvents(u.Events); size > maxEventBytes {
+			to.send("reset", last, reset{p.updateID(last)})
+			return last
+		}
+		changed.Lines = append(changed.Lines, changedLine{l, eventsOf(u.Events)})
 	}
 	if len(changed.Lines) > 0 {
 		to.send("lines", last, changed)
@@ -146,26 +154,32 @@ type reader struct {
 }
 
 func (r *reader) send(event string, number uint64, data any) {
-	text, err := json.Marshal(data) // on one line
+	text, err := r.page.answers.marshal(data)
 	if err != nil {
 		r.err = err
 		return
 	}
-	r.write(fmt.Sprintf("event: %s\nid: %s\ndata: %s\n\n", event, r.page.updateID(number), text))
+	r.write(fmt.Appendf(nil, "event: %s\nid: %s\ndata: %s\n\n", event, r.page.updateID(number), text))
 }
 
 // heartbeat also moves the ID on, for a reader whose prefix no change had for long.
 func (r *reader) heartbeat(number uint64) {
-	r.write(": alive\nid: " + r.page.updateID(number) + "\n\n")
+	r.write([]byte(": alive\nid: " + r.page.updateID(number) + "\n\n"))
 }
 
-func (r *reader) write(text string) {
+// write sends a message. If clients have yet to take too many others, the stream ends: the reader can resume it.
+func (r *reader) write(text []byte) {
 	if r.err != nil {
 		return
 	}
+	if !r.page.answers.take(cap(text)) {
+		r.err = errors.New("clients have yet to take many large answers")
+		return
+	}
+	defer r.page.answers.give(cap(text))
 	r.last = time.Now()
 	_ = r.control.SetWriteDeadline(r.last.Add(eventTimeout))
-	if _, r.err = r.w.Write([]byte(text)); r.err == nil {
+	if _, r.err = r.w.Write(text); r.err == nil {
 		r.err = r.control.Flush()
 	}
 }

@@ -1,11 +1,16 @@
 package page
 
-import "net"
-
-// SetMaxConnections replaces the number of connections that are allowed. It must be called before Serve.
-func SetMaxConnections(p *Page, n int64) { p.maxConnections = n }
-
-// LimitConnections is what Serve does to its listeners.
-func LimitConnections(l net.Listener, limit int64) net.Listener {
-	return newConnectionLimit(limit).listener(l)
+// SetMaxConnections replaces the numbers of connections that are allowed. It must be called before Serve.
+func SetMaxConnections(p *Page, proven, unproven int) {
+	p.connections.maxProven, p.connections.maxUnproven = proven, unproven
 }
+
+// SetMaxUnsent replaces the number of bytes of answers that clients may have yet to take. It must be called before Serve.
+func SetMaxUnsent(p *Page, n int64) { p.answers.maxBytes = n }
+
+// The limits of an answer.
+const (
+	MaxEntries     = maxEntries
+	MaxAnswerBytes = maxAnswerBytes
+	MaxUnproven    = maxUnproven
+)

@@ -2,8 +2,8 @@ package page_test
 
 import (
 	"bufio"
-	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -22,118 +22,182 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// The number of connections is limited: those beyond are told so.
+// limited serves a page of an empty store with limits of its own.
+func limited(t *testing.T, proven, unproven int, configure func(*page.Config)) *world {
+	t.Helper()
+	w := &world{T: t, st: memstore.New()}
+	client := w.client("observer")
+	cfg := page.Config{Address: "127.0.0.1:0", Store: "mem:", Logger: slog.New(slog.DiscardHandler)}
+	if configure != nil {
+		configure(&cfg)
+	}
+	p, err := page.Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page.SetMaxConnections(p, proven, unproven)
+	p.Serve(page.Source{Client: client, Observer: observe.New(client)})
+	t.Cleanup(p.Close)
+	w.page, w.url = p, p.URL()
+	return w
+}
+
+// peer is a connection of a client to a page.
+type peer struct {
+	net.Conn
+	w *world
+	r *bufio.Reader
+}
+
+func (w *world) dial() *peer {
+	w.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(strings.TrimPrefix(w.url, "http://"), "https://"))
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return &peer{c, w, bufio.NewReader(c)}
+}
+
+// reply is an answer whose body need not be read.
+type reply struct {
+	status int
+	header http.Header
+	body   *bufio.Reader
+}
+
+// ask makes a request and reads the header of the answer.
+func (p *peer) ask(path, token string) reply {
+	p.w.Helper()
+	if _, err := fmt.Fprintf(p, "GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n", path, token); err != nil {
+		p.w.Fatal(err)
+	}
+	resp, err := http.ReadResponse(p.r, nil) //nolint:bodyclose // the connection is closed at the end of the test
+	if err != nil {
+		p.w.Fatal(err)
+	}
+	return reply{resp.StatusCode, resp.Header, bufio.NewReader(resp.Body)}
+}
+
+// want asks for a path, reads the answer, and checks its status.
+func (p *peer) want(path, token string, status int) {
+	p.w.Helper()
+	resp := p.ask(path, token)
+	body, err := io.ReadAll(resp.body)
+	if err != nil {
+		p.w.Fatal(err)
+	}
+	if resp.status != status {
+		p.w.Errorf("%s: got status %d, want %d: %s", path, resp.status, status, body)
+	}
+}
+
+// wantEnd waits until the server has closed the connection.
+func (p *peer) wantEnd() {
+	p.w.Helper()
+	if n, err := p.r.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		p.w.Errorf("got %d bytes, %v, want the end of the connection", n, err)
+	}
+}
+
+// The number of connections is limited. One that waits for its next request gives way to a new one; if all of them have a
+// request, the new one is told so.
 func TestLimits_connections(t *testing.T) {
 	t.Parallel()
 	const limit = 4
-	w := &world{T: t, st: memstore.New()}
-	client := w.client("observer")
-	p, err := page.Listen(page.Config{Address: "127.0.0.1:0", Store: "mem:", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	page.SetMaxConnections(p, limit)
-	p.Serve(page.Source{Client: client, Observer: observe.New(client)})
-	t.Cleanup(p.Close)
-
-	address := strings.TrimPrefix(p.URL(), "http://")
-	ask := func() (c net.Conn, status int, text string) {
-		t.Helper()
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
+	w := limited(t, limit, 100, nil)
+	idle := w.dial()
+	idle.want("/api/v1/lines", "", http.StatusOK)
+	idle.want("/api/v1/lines", "", http.StatusOK) // it may have as many as it likes
+	var streams []reply
+	var streaming []*peer
+	for range limit {
+		p := w.dial()
+		resp := p.ask("/api/v1/events", "")
+		if resp.status != http.StatusOK {
+			t.Fatalf("stream %d: got status %d", len(streams)+1, resp.status)
 		}
-		t.Cleanup(func() { _ = c.Close() })
-		_ = c.SetDeadline(time.Now().Add(patience))
-		if _, err := fmt.Fprintf(c, "GET /api/v1/lines HTTP/1.1\r\nHost: %s\r\n\r\n", address); err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c, resp.StatusCode, string(body)
+		streams, streaming = append(streams, resp), append(streaming, p)
 	}
-	// Connections with a request before are closed when they have had none for a minute; others after ten seconds.
-	var first net.Conn
-	for i := range limit {
-		c, status, text := ask()
-		if status != http.StatusOK {
-			t.Fatalf("connection %d of %d: got status %d, %s", i+1, limit, status, text)
+	idle.wantEnd()
+	over := w.dial()
+	resp := over.ask("/api/v1/lines", "")
+	text, _ := io.ReadAll(resp.body)
+	if resp.status != http.StatusServiceUnavailable || !strings.Contains(string(text), "4 connections") || resp.header.Get("Retry-After") == "" {
+		t.Errorf("one more: got status %d, %v, %s; want 503", resp.status, resp.header, text)
+	}
+	over.wantEnd()
+	for _, s := range streams {
+		if line, err := s.body.ReadString('\n'); err != nil || line != "event: status\n" {
+			t.Errorf("a stream: got %q, %v", line, err)
 		}
-		first = cmp.Or(first, c)
 	}
-	over, status, text := ask()
-	if status != http.StatusServiceUnavailable || !strings.Contains(text, "4 connections") {
-		t.Errorf("one more: got status %d, %s; want 503", status, text)
-	}
-	if _, err := over.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("one more: got %v after the answer, want its end", err)
-	}
-	_ = first.Close()
+	_ = streaming[0].Close()
 	eventually(t, "room for a connection", func() bool {
-		c, status, _ := ask()
-		defer c.Close()
-		return status == http.StatusOK
+		p := w.dial()
+		defer p.Close()
+		resp := p.ask("/api/v1/lines", "")
+		return resp.status == http.StatusOK
 	})
 }
 
-// Connections beyond twice the limit are closed at once. Each counts until it is closed.
-func TestLimits_listener(t *testing.T) {
+// Clients without a token keep nobody out that has one, neither before nor after its first request, and without any
+// wait: the newest of their connections replaces the oldest.
+func TestLimits_unproven(t *testing.T) {
 	t.Parallel()
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const limit = 2
-	l := page.LimitConnections(inner, limit)
-	t.Cleanup(func() { _ = l.Close() })
-	accepted := make(chan net.Conn, 100)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
+	const flood = 300
+	w := limited(t, 8, page.MaxUnproven, func(c *page.Config) { c.Tokens = tokens(t) })
+	before := w.dial()
+	before.want("/api/v1/lines", readToken, http.StatusOK)
+	stream := w.dial()
+	resp := stream.ask("/api/v1/events", readToken)
+	var silent []*peer
+	for i := range flood {
+		p := w.dial()
+		switch i % 4 {
+		case 0: // sends nothing
+		case 1:
+			p.want("/", "", http.StatusOK)
+		case 2:
+			p.want("/api/v1/lines", "a token that is wrong", http.StatusUnauthorized)
+		default:
+			if _, err := fmt.Fprint(p, "GET / HTTP/1.1\r\nHost: local"); err != nil {
+				t.Fatal(err)
 			}
-			accepted <- c
 		}
-	}()
-	dial := func() net.Conn {
-		t.Helper()
-		c, err := net.Dial("tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
+		silent = append(silent, p)
+	}
+	for range 4 {
+		began := time.Now()
+		w.dial().want("/api/v1/lines", readToken, http.StatusOK)
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("the answer took %v", took)
 		}
-		t.Cleanup(func() { _ = c.Close() })
-		return c
 	}
-	var open []net.Conn
-	for range 2 * limit {
-		dial()
-		open = append(open, <-accepted)
+	before.want("/api/v1/lines", readToken, http.StatusOK)
+	if line, err := resp.body.ReadString('\n'); resp.status != http.StatusOK || err != nil || line != "event: status\n" {
+		t.Errorf("the stream: got status %d, %q, %v", resp.status, line, err)
 	}
-	over := dial()
-	_ = over.SetDeadline(time.Now().Add(patience))
-	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("beyond twice the limit: got %v, want the end of the connection", err)
+	for _, p := range silent[:flood-page.MaxUnproven] {
+		p.wantEnd()
 	}
-	if len(accepted) > 0 {
-		t.Error("beyond twice the limit: the connection was accepted")
+}
+
+// With TLS, clients that do not even begin the handshake keep nobody out.
+func TestLimits_unprovenTLS(t *testing.T) {
+	t.Parallel()
+	server, config := certificates(t, false, "localhost")
+	config.ServerName = "localhost"
+	w := limited(t, 256, page.MaxUnproven, func(c *page.Config) { c.TLS, c.Tokens = server, tokens(t) })
+	for range 300 {
+		w.dial()
 	}
-	for range 2 { // the second time does not count
-		_ = open[0].Close()
-	}
-	dial()
-	<-accepted
-	over = dial()
-	_ = over.SetDeadline(time.Now().Add(patience))
-	if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("beyond twice the limit again: got %v, want the end of the connection", err)
+	p := w.dial()
+	p.Conn = tls.Client(p.Conn, config)
+	p.r = bufio.NewReader(p.Conn)
+	for range 3 {
+		p.want("/api/v1/lines", readToken, http.StatusOK)
 	}
 }
 

@@ -77,12 +77,14 @@ type Page struct {
 	blame    cached[allBlame]
 	readers  chan struct{} // a value for each reader of events
 
-	maxConnections int64
+	connections connections
+	answers     answers
 }
 
 // Limits of what clients can use.
 const (
-	maxConnections = 256
+	maxProven      = 256       // connections with requests that were allowed
+	maxUnproven    = 64        // other connections
 	maxReaders     = 64        // of events
 	maxHeaderBytes = 128 << 10 // the names of 100 locks in one URL
 	maxBodyBytes   = 64 << 10  // of a break
@@ -130,7 +132,11 @@ func Listen(cfg Config) (*Page, error) {
 }
 
 func newPage(cfg Config) *Page {
-	p := &Page{cfg: cfg, readers: make(chan struct{}, maxReaders), maxConnections: maxConnections}
+	p := &Page{
+		cfg: cfg, readers: make(chan struct{}, maxReaders),
+		connections: connections{maxProven: maxProven, maxUnproven: maxUnproven},
+		answers:     answers{encoders: make(chan struct{}, maxEncoders), maxBytes: maxUnsentBytes},
+	}
 	p.ending, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -234,9 +240,8 @@ func (p *Page) Serve(s Source) {
 		// Clients can cause most of these messages at will.
 		ErrorLog: log.New(slogWriter{p.cfg.Logger}, "", 0),
 	}
-	limit := newConnectionLimit(p.maxConnections)
 	for _, l := range p.listeners {
-		l = limit.listener(l)
+		l = p.connections.listener(l)
 		if l.Addr().Network() == "tcp" && p.cfg.TLS != nil {
 			l = tls.NewListener(l, p.cfg.TLS)
 		}

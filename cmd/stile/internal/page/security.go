@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"mime"
 	"net"
@@ -26,6 +27,7 @@ const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 
 //   - requests that name another host: a web page whose host name resolves to this machine (DNS
 //     rebinding) names its own host
 //   - requests for data without a token, where one is needed
+//   - requests beyond the limit of connections
 //
 // No response has a CORS header, so that no other page can read it.
 func (p *Page) secure(next http.Handler) http.Handler {
@@ -39,11 +41,8 @@ func (p *Page) secure(next http.Handler) http.Handler {
 		h.Set("X-Frame-Options", "DENY")
 		h.Set("Cache-Control", "no-store")
 		defer p.recoverPanic(w)
-		if connectionOf(r.Context()).tooMany {
-			h.Set("Connection", "close")
-			refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("there are %d connections already; close some, or try again later", p.maxConnections))
-			return
-		}
+		connection := connectionOf(r.Context())
+		defer connection.begin()()
 		if err := p.admit(r); err != nil {
 			if err.status == http.StatusMethodNotAllowed {
 				h.Set("Allow", allowedMethod(r))
@@ -55,6 +54,17 @@ func (p *Page) secure(next http.Handler) http.Handler {
 		if err != nil {
 			err.write(w)
 			return
+		}
+		if p.cfg.Tokens == nil || grant.role != "" { // not only a file of the page
+			other, ok := connection.prove()
+			if !ok {
+				h.Set("Connection", "close")
+				refuseForNow(w, fmt.Sprintf("there are %d connections with a request already; close some, or try again later", p.connections.maxProven))
+				return
+			}
+			if other != nil {
+				_ = other.Close()
+			}
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBodyBytes)
 		grant.from = r.RemoteAddr
@@ -194,7 +204,14 @@ func (e *refusal) write(w http.ResponseWriter) {
 func refuse(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_ = writeJSON(w, &huma.ErrorModel{Status: status, Title: http.StatusText(status), Detail: detail})
+	text, _ := json.Marshal(&huma.ErrorModel{Status: status, Title: http.StatusText(status), Detail: detail}) // has no errors
+	_, _ = w.Write(append(text, '\n'))                                                                        // the client may be gone
+}
+
+// refuseForNow answers a request that may be made again soon.
+func refuseForNow(w http.ResponseWriter, detail string) {
+	w.Header().Set("Retry-After", "1") // seconds
+	refuse(w, http.StatusServiceUnavailable, detail)
 }
 
 // recoverPanic answers a request whose handler has panicked, so that the log has one line of it.

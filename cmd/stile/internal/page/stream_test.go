@@ -35,8 +35,8 @@ func (p *pipes) Accept() (net.Conn, error) {
 func (p *pipes) Close() error   { close(p.closed); return nil }
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// streamed calls run in a bubble with a store and a page. events opens a stream of events.
-func streamed(t *testing.T, run func(t *testing.T, client *stile.Client, events func() net.Conn)) {
+// served calls run in a bubble with a store and a page. request makes a request for a path.
+func served(t *testing.T, run func(t *testing.T, p *Page, client *stile.Client, request func(path string) net.Conn)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
@@ -49,16 +49,24 @@ func streamed(t *testing.T, run func(t *testing.T, client *stile.Client, events 
 		p.listeners, p.hosts = []net.Listener{listener}, []string{"localhost"}
 		p.Serve(Source{Client: client, Observer: observe.New(client)})
 		time.Sleep(time.Second)
-		run(t, client, func() net.Conn {
+		run(t, p, client, func(path string) net.Conn {
 			mine, its := net.Pipe()
 			listener.conns <- its
-			if _, err := fmt.Fprint(mine, "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+			if _, err := fmt.Fprintf(mine, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path); err != nil {
 				t.Fatal(err)
 			}
 			return mine
 		})
 		p.Close()
 		_ = client.Close(context.Background())
+	})
+}
+
+// streamed is served for streams of events.
+func streamed(t *testing.T, run func(t *testing.T, client *stile.Client, events func() net.Conn)) {
+	t.Helper()
+	served(t, func(t *testing.T, _ *Page, client *stile.Client, request func(path string) net.Conn) {
+		run(t, client, func() net.Conn { return request(eventsPath) })
 	})
 }
 

@@ -14,14 +14,19 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Line is a line as stile ls -o json prints it, with the key of its name.
+// Line is a line as stile ls -o json prints it, with the key of its name. It has at most the entries for which an answer
+// has room.
 type Line struct {
 	stile.Line
 	Argument string `json:"argument,omitempty"`
 	Key      string `json:"key"`
+	Omitted  int    `json:"omitted,omitempty"`
 }
 
-func lineOf(l stile.Line) Line { return Line{l, argumentOf(l.Name), keyOf(l.Name)} }
+func lineOf(l stile.Line) Line {
+	l, omitted := cut(l)
+	return Line{l, argumentOf(l.Name), keyOf(l.Name), omitted}
+}
 
 // argumentOf returns the argument of stile's commands for a name, or "" if it is the name itself.
 func argumentOf(name string) string {
@@ -97,7 +102,7 @@ type linesBody struct {
 type historyBody struct {
 	Name   string  `json:"name"`
 	Key    string  `json:"key"`
-	Events []Event `json:"events" nullable:"false" doc:"Of the last hour, at most the last 256 changes."`
+	Events []Event `json:"events" nullable:"false" doc:"Of the last hour, at most the last 256 changes, and 4 MB."`
 }
 
 type changedLine struct {
@@ -133,6 +138,9 @@ type lease struct {
 type waitsBody struct {
 	Waits  []wait     `json:"waits" nullable:"false"`
 	Cycles [][]string `json:"cycles" nullable:"false" doc:"Names of locks whose holders wait for each other: a holder of each waits for the next one, and a holder of the last for the first."`
+	// What follows is left out, because an answer has room for maxAnswerBytes.
+	Omitted       int `json:"omitted,omitempty" doc:"How many more waits there are; an answer has room for 4 MB. Absent if there are none."`
+	OmittedCycles int `json:"omitted_cycles,omitempty" doc:"How many more cycles there are. Absent if there are none."`
 }
 
 type wait struct {
@@ -174,6 +182,7 @@ type lineDoc struct {
 	Remarks  []string   `json:"remarks,omitempty" nullable:"false" doc:"What is wrong with the line, and what to do about it."`
 	Argument string     `json:"argument,omitempty" doc:"The name as an argument of stile's commands, if that differs: a Go string in double quotes."`
 	Key      string     `json:"key" doc:"The bytes of the name in base64url without padding."`
+	Omitted  int        `json:"omitted,omitempty" doc:"How many more entries there are after these; an answer has room for 5000 with 4 MB. Absent if there are none."`
 }
 
 type entryDoc struct {

@@ -32,8 +32,34 @@ func (p *Page) readWaits() (*waitsBody, error) {
 	case err != nil:
 		return nil, huma.Error502BadGateway(textOf(err))
 	}
-	return &waitsBody{Waits: waitsOf(g.Waits), Cycles: g.Cycles}, nil
+	body := &waitsBody{Waits: waitsOf(g.Waits), Cycles: g.Cycles}
+	body.cut()
+	return body, nil
 }
+
+// cut leaves out that for which an answer has no room. It keeps the cycles rather than other waits.
+func (b *waitsBody) cut() {
+	bytes, i, j := 0, 0, 0
+	for ; i < len(b.Cycles) && bytes < maxAnswerBytes; i++ {
+		for _, name := range b.Cycles[i] {
+			bytes += textBytes + len(name)
+		}
+	}
+	for ; j < len(b.Waits) && bytes < maxAnswerBytes; j++ {
+		w := &b.Waits[j]
+		bytes += observe.SizeOf(&w.Waiter) + textBytes + len(w.WaitsFor)
+		for _, name := range w.Holds {
+			bytes += textBytes + len(name)
+		}
+	}
+	b.OmittedCycles, b.Omitted = len(b.Cycles)-i, len(b.Waits)-j
+	clear(b.Cycles[i:]) // for the garbage collector
+	clear(b.Waits[j:])
+	b.Cycles, b.Waits = b.Cycles[:i], b.Waits[:j]
+}
+
+// textBytes is what a text takes in memory beside its bytes.
+const textBytes = 16
 
 // waitsOf joins what a holder of several locks has published at each of them.
 func waitsOf(graph []stile.HolderWait) []wait {

@@ -1,7 +1,7 @@
 // The details of the selected lock: all that is known of its holders and waiters, and what has happened to
 // it.
 import { $, el, setText, keyed, fields, ownerOf, duration, dateAndTime, timeOfDay, visible, shortened, number } from "./dom.js";
-import { state, idOf, now, heldSince, isStale } from "./state.js";
+import { state, idOf, waitersOf, now, heldSince, isStale } from "./state.js";
 import { ui, choose } from "./ui.js";
 import { useOf } from "./lines.js";
 import { History, sentenceOf, isBad } from "./history.js";
@@ -51,12 +51,13 @@ function render() {
 	setText(parts.use, useOf(line) + (line.limit ? `; the operator's limit is ${number(line.limit)}` : ""));
 	keyed(parts.remarks, line.remarks ?? [], (text) => text, (text) => el("p", {}, visible(text)));
 	setText(parts.holdersTitle, line.holders.length > 1 ? `Holders (${number(line.holders.length)})` : "Holder");
-	setText(parts.waitersTitle, `Waiters (${number(line.waiters.length)})`);
+	setText(parts.waitersTitle, `Waiters (${number(waitersOf(line))})`);
 	parts.holdersTitle.hidden = line.holders.length === 0;
 	parts.waitersTitle.hidden = line.waiters.length === 0;
-	for (const [entries, at, more, holds] of [[line.holders, parts.holders, parts.moreHolders, true], [line.waiters, parts.waiters, parts.moreWaiters, false]]) {
+	for (const [entries, at, more, holds, all] of [[line.holders, parts.holders, parts.moreHolders, true, line.holders.length], [line.waiters, parts.waiters, parts.moreWaiters, false, waitersOf(line)]]) {
 		keyed(at, entries.slice(0, maxEntries), idOf, () => newEntry(), (section, entry) => fillEntry(section, entry, holds));
-		setText(more, entries.length > maxEntries ? `and ${number(entries.length - maxEntries)} more` : "");
+		const hidden = all - Math.min(entries.length, maxEntries);
+		setText(more, hidden > 0 ? `and ${number(hidden)} more` : "");
 	}
 	renderEvents();
 }

@@ -1,7 +1,7 @@
 // The live lines: one row for each lock, with its holders and behind them its waiters. Only rows in view
 // are in the document.
 import { el, setText, visible, ownerOf, hostOf, duration, number, plural } from "./dom.js";
-import { state, idOf, now, heldSince, isStale, askForLeases } from "./state.js";
+import { state, idOf, waitersOf, now, heldSince, isStale, askForLeases } from "./state.js";
 import { ui, choose, chosenLines } from "./ui.js";
 
 const overscan = 4; // rows above and below what is in view
@@ -64,7 +64,7 @@ function summarize() {
 	let waiters = 0, waited = 0, held = 0;
 	for (const line of lines) {
 		held += line.holders.length > 0;
-		waiters += line.waiters.length;
+		waiters += waitersOf(line);
 		waited += line.waiters.length > 0;
 	}
 	const some = lines.length < state.lines.size ? ` of ${number(state.lines.size)}` : "";
@@ -164,10 +164,10 @@ function fill(row, line) {
 	setText(row.name, line.label);
 	if (row.name.title !== line.label) row.name.title = line.label;
 	setText(row.use, useOf(line));
-	setText(row.queue, line.waiters.length ? `${number(line.waiters.length)} waiting` : "");
+	setText(row.queue, line.waiters.length ? `${number(waitersOf(line))} waiting` : "");
 	row.node.classList.toggle("free", !line.holders.length);
 	row.node.classList.toggle("remarked", Boolean(line.remarks?.length));
-	const hidden = Math.max(0, line.holders.length - holders) + Math.max(0, line.waiters.length - waiters);
+	const hidden = Math.max(0, line.holders.length - holders) + Math.max(0, waitersOf(line) - waiters);
 	const wanted = [];
 	for (const [entries, holds] of [[line.holders.slice(0, holders), true], [line.waiters.slice(0, waiters), false]]) {
 		for (const entry of entries) wanted.push({ id: idOf(entry), entry, holds });

@@ -55,6 +55,9 @@ export const heldSince = (entry) => entry.owner?.obtained ?? entry.admitted;
 
 export const entriesOf = (line) => line.holders.concat(line.waiters);
 
+// waitersOf returns how many wait: an answer leaves out the last ones if there are thousands.
+export const waitersOf = (line) => line.waiters.length + (line.omitted ?? 0);
+
 // confirm records that an entry's session had some seconds left at this moment. The longest time that was
 // ever left is about its TTL.
 function confirm(entry, seconds, known) {

@@ -38,9 +38,10 @@ async function ask() {
 	asking = false;
 }
 
-function show({ waits, cycles }) {
-	const waiting = { 0: "No holder waits", 1: "1 holder waits" }[waits.length] ?? `${number(waits.length)} holders wait`;
-	const deadlocks = { 0: "", 1: ", and there is a deadlock" }[cycles.length] ?? `, and there are ${cycles.length} deadlocks`;
+function show({ waits, cycles, omitted = 0, omitted_cycles: omittedCycles = 0 }) {
+	const allWaits = waits.length + omitted, allCycles = cycles.length + omittedCycles;
+	const waiting = { 0: "No holder waits", 1: "1 holder waits" }[allWaits] ?? `${number(allWaits)} holders wait`;
+	const deadlocks = { 0: "", 1: ", and there is a deadlock" }[allCycles] ?? `, and there are ${number(allCycles)} deadlocks`;
 	const legend = waits.length ? " An arrow leads from a lock that is held to the lock that its holder waits for." : "";
 	setText(parts.summary, `${waiting} for another lock${deadlocks}.${legend}`);
 	keyed(parts.cycles, cycles, (names) => JSON.stringify(names),
@@ -50,7 +51,8 @@ function show({ waits, cycles }) {
 		const time = seconds >= 1 ? `${duration(seconds)} ` : "";
 		setText(item, `${ownerOf(w.waiter)} holds ${w.holds.map(visible).join(", ")} and has waited ${time}for ${visible(w.waits_for)}`);
 	});
-	setText(parts.note, waits.length > maxListed ? `and ${number(waits.length - maxListed)} more` : "");
+	const unlisted = allWaits - Math.min(waits.length, maxListed);
+	setText(parts.note, unlisted > 0 ? `and ${number(unlisted)} more` : "");
 	const edges = waits.flatMap((w) => w.holds.map((held) => ({ from: held, to: w.waits_for, entry: w.waiter }))).slice(0, maxEdges);
 	const shape = JSON.stringify([edges.map((e) => [e.from, e.to, ownerOf(e.entry)]), cycles]);
 	if (shape === last) return;
