@@ -11,7 +11,6 @@
 package metrics
 
 import (
-	"bytes"
 	"net/http"
 	"slices"
 	"sync"
@@ -315,28 +314,11 @@ func (s *sum) add(e observe.EntryState) {
 // maxScrapes is the number of requests that a handler answers at the same time.
 const maxScrapes = 3
 
-// Handler returns a handler that serves the metrics of the collector and of this process. It makes three answers at a
-// time, and answers other requests meanwhile with the status 503. An answer that waits for a slow client does not count.
-// The handler does not authenticate clients.
+// Handler returns a handler that serves the metrics of the collector and of this process. It answers three requests at a
+// time, and others meanwhile with the status 503. So its answers must be kept until they are complete: clients that read
+// slowly must not count. The handler does not authenticate clients.
 func Handler(c *Collector) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	made := promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a := &answer{header: w.Header(), status: http.StatusOK}
-		made.ServeHTTP(a, r)
-		w.WriteHeader(a.status)
-		_, _ = w.Write(a.body.Bytes())
-	})
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
-
-// answer keeps an answer until it is complete.
-type answer struct {
-	header http.Header
-	status int
-	body   bytes.Buffer
-}
-
-func (a *answer) Header() http.Header         { return a.header }
-func (a *answer) WriteHeader(status int)      { a.status = status }
-func (a *answer) Write(b []byte) (int, error) { return a.body.Write(b) }

@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -515,47 +514,6 @@ func scrape(t *testing.T, c *metrics.Collector) string {
 		t.Fatalf("GET /metrics: got %d: %s", recorder.Code, recorder.Body)
 	}
 	return recorder.Body.String()
-}
-
-// Clients that do not read do not use up the limit of requests.
-func TestHandler_slowReaders(t *testing.T) {
-	client, err := stile.New(memstore.New(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close(t.Context())
-	h := metrics.Handler(metrics.New(observe.New(client), metrics.Classes{}))
-	var readers sync.WaitGroup
-	defer readers.Wait()
-	slow := slowWriter{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
-	defer close(slow.goOn)
-	for range 10 {
-		readers.Go(func() { h.ServeHTTP(slow, httptest.NewRequest(http.MethodGet, "/metrics", nil)) })
-		<-slow.writes
-	}
-	recorder := httptest.NewRecorder()
-	h.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if recorder.Code != http.StatusOK {
-		t.Errorf("beside slow readers: got %d: %s", recorder.Code, recorder.Body)
-	}
-}
-
-// slowWriter is the connection of a client that does not read.
-type slowWriter struct {
-	http.ResponseWriter
-	writes, goOn chan struct{}
-}
-
-func (w slowWriter) Header() http.Header { return http.Header{} }
-func (w slowWriter) WriteHeader(int)     {}
-
-func (w slowWriter) Write(b []byte) (int, error) {
-	select {
-	case w.writes <- struct{}{}:
-	case <-w.goOn:
-	}
-	<-w.goOn
-	return len(b), nil
 }
 
 // The metrics are served over HTTP, with those of the process.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,12 +35,17 @@ func (w slowWriter) Write(b []byte) (int, error) {
 }
 
 // Clients that do not read can keep only so much in memory. Beyond that, answers are refused until some of the others
-// have been taken or given up.
+// have been taken or given up. No handler waits for them: that of the metrics answers only three requests at a time.
 func TestAnswers_slowReaders(t *testing.T) {
 	t.Parallel()
 	const size, room = 1 << 20, 8
 	a := answers{encoders: make(chan struct{}, 1), maxBytes: size * room}
-	handler := a.keep(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, size)) }))
+	var running atomic.Int32
+	handler := a.keep(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		running.Add(1)
+		defer running.Add(-1)
+		_, _ = w.Write(make([]byte, size))
+	}))
 	request := func(method string) *http.Request { return httptest.NewRequest(method, "/api/v1/line", nil) }
 	var readers sync.WaitGroup
 	slow := func() slowWriter {
@@ -51,6 +57,9 @@ func TestAnswers_slowReaders(t *testing.T) {
 		readers.Go(func() { handler.ServeHTTP(w, request(http.MethodGet)) })
 		<-w.writes
 		all = append(all, w)
+	}
+	if n := running.Load(); n > 0 {
+		t.Errorf("%d handlers wait for clients", n)
 	}
 	for range 3 { // a refusal takes no room
 		r := httptest.NewRecorder()
