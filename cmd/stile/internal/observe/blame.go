@@ -2,6 +2,7 @@ package observe
 
 import (
 	"cmp"
+	"hash/maphash"
 	"slices"
 	"strings"
 	"time"
@@ -79,10 +80,13 @@ func keyOfCharge(name string, o *stile.Owner) chargeKey {
 	return chargeKey{name, o.Host, o.User, o.Command, o.Reason}
 }
 
+// hashSeed is random, so that nobody can choose holders of equal hashes.
+var hashSeed = maphash.MakeSeed()
+
 // chargees are the entries of a line.
 type chargees struct {
 	at time.Time // until when the waiting is charged
-	// The sum that each entry is counted in, so that it is counted once: that of the last interval.
+	// The sum that each entry is counted in, so that it is counted once: that of the last interval. It may be forgotten.
 	holds map[identity]*Blame
 	waits map[identity][]counted
 }
@@ -93,7 +97,7 @@ const maxCounted = 16
 
 // counted says where a waiter counts for a holder.
 type counted struct {
-	by chargeKey
+	by uint64 // hash of the key: it must not keep the texts of a holder whose sum is forgotten
 	in *Blame
 }
 
@@ -149,18 +153,9 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 }
 
 func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, holder place, share time.Duration, now time.Time) {
-	key := keyOfCharge(l.Name, &holder.entry.Owner)
-	sum := in.sums[key]
-	if sum == nil {
-		c.makeRoom(in, now)
-		sum = &Blame{Name: l.Name}
-		in.sums[key] = sum
-		c.add(in, 1, sizeOfCharge(key))
-	}
+	key, owner := keyOfCharge(l.Name, &holder.entry.Owner), ownerOnly(holder.entry.Owner)
+	sum := c.sum(in, key, &owner, now)
 	sum.Waited += share
-	c.add(in, 0, -sizeOfOwner(&sum.Holder))
-	sum.Holder = ownerOnly(holder.entry.Owner)
-	c.add(in, 0, sizeOfOwner(&sum.Holder))
 	if id := holder.identity(); of.holds[id] != sum {
 		if before := of.holds[id]; before != nil {
 			before.Holds--
@@ -168,16 +163,17 @@ func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, 
 		of.holds[id] = sum
 		sum.Holds++
 	}
+	by := maphash.Comparable(hashSeed, key)
 	for i := range l.Waiters {
 		id := place{entry: &l.Waiters[i]}.identity()
 		counts := of.waits[id]
-		j := slices.IndexFunc(counts, func(w counted) bool { return w.by == key })
+		j := slices.IndexFunc(counts, func(w counted) bool { return w.by == by })
 		switch {
 		case j < 0:
 			if len(counts) == maxCounted {
 				counts = counts[1:]
 			}
-			of.waits[id] = append(counts, counted{key, sum})
+			of.waits[id] = append(counts, counted{by, sum})
 		case counts[j].in != sum:
 			counts[j].in.Waiters--
 			counts[j].in = sum
@@ -188,6 +184,23 @@ func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, 
 	}
 }
 
+// sum returns the sum of an interval for holders with this key, of whom owner is the latest.
+func (c *charges) sum(in *chargedInterval, key chargeKey, owner *stile.Owner, now time.Time) *Blame {
+	sum := in.sums[key]
+	if sum == nil {
+		c.makeRoom(in, 1, sizeOfCharge(key)+sizeOfOwner(owner), now)
+		sum = &Blame{Name: key.name}
+		in.sums[key] = sum
+		c.add(in, 1, sizeOfCharge(key))
+	} else if more := sizeOfOwner(owner) - sizeOfOwner(&sum.Holder); c.tooMany(0, more) {
+		c.makeRoom(in, 0, more, now)
+		return c.sum(in, key, owner, now)
+	}
+	c.add(in, 0, sizeOfOwner(owner)-sizeOfOwner(&sum.Holder))
+	sum.Holder = *owner
+	return sum
+}
+
 // add counts sums of an interval, and their bytes.
 func (c *charges) add(in *chargedInterval, n, bytes int) {
 	c.n += n
@@ -195,18 +208,29 @@ func (c *charges) add(in *chargedInterval, n, bytes int) {
 	in.bytes += bytes
 }
 
-func (c *charges) tooMany() bool { return c.n > maxCharges || c.bytes > maxChargedBytes }
+// tooMany reports whether so many more sums, with so many bytes, are too many.
+func (c *charges) tooMany(n, bytes int) bool {
+	return c.n+n > maxCharges || c.bytes+bytes > maxChargedBytes
+}
 
-// makeRoom forgets what is too much for one more sum in an interval: the earlier intervals, then its own sums.
-func (c *charges) makeRoom(in *chargedInterval, now time.Time) {
-	for c.tooMany() && c.intervals[0] != in {
+// makeRoom forgets what is too much beside n more sums of an interval: the earlier intervals, then its own sums.
+func (c *charges) makeRoom(in *chargedInterval, n, bytes int, now time.Time) {
+	for c.tooMany(n, bytes) && c.intervals[0] != in {
 		c.forgetFirst()
 	}
-	if c.tooMany() {
-		c.add(in, -len(in.sums), -in.bytes)
-		clear(in.sums)
+	if c.tooMany(n, bytes) {
+		c.empty(in)
 		c.begin = latest(c.begin, now)
 	}
+}
+
+// empty forgets the sums of an interval. Entries that count in them do not keep their texts.
+func (c *charges) empty(in *chargedInterval) {
+	for _, sum := range in.sums {
+		sum.Name, sum.Holder = "", stile.Owner{}
+	}
+	c.add(in, -len(in.sums), -in.bytes)
+	clear(in.sums)
 }
 
 // interval returns the interval of a time that is not before the last one, and forgets old ones.
@@ -230,7 +254,7 @@ func (c *charges) interval(t, now time.Time) *chargedInterval {
 // forget forgets what is too old, and what is too much.
 func (c *charges) forget(now time.Time) {
 	begin := windowBegin(now)
-	for len(c.intervals) > 0 && c.intervals[0].begin.Before(begin) || len(c.intervals) > 1 && c.tooMany() {
+	for len(c.intervals) > 0 && c.intervals[0].begin.Before(begin) || len(c.intervals) > 1 && c.tooMany(0, 0) {
 		c.forgetFirst()
 	}
 }
@@ -239,7 +263,7 @@ func (c *charges) forget(now time.Time) {
 func (c *charges) forgetFirst() {
 	first := c.intervals[0]
 	c.begin = latest(c.begin, first.begin.Add(blameInterval))
-	c.add(first, -len(first.sums), -first.bytes)
+	c.empty(first)
 	c.intervals = slices.Delete(c.intervals, 0, 1)
 }
 

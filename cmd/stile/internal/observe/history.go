@@ -59,6 +59,7 @@ type history struct {
 	begin   time.Time // time of the newest update whose events were forgotten
 	records []*record // the last updates
 	told    []*record // all updates with events, and some that had them
+	loose   []*record // updates that are forgotten, some still with events, in the order in which that happened
 	known   int       // updates with events that are not forgotten
 	bytes   int       // of all events
 	byName  map[string]*named
@@ -116,8 +117,10 @@ func (h *history) forgetFirst(name string) {
 	}
 	h.known--
 	first.forgotten = true
-	if first.number+maxRecent < h.last {
+	if first.number+maxRecent <= h.last {
 		h.drop(first)
+	} else {
+		h.loose = append(h.loose, first)
 	}
 }
 
@@ -129,6 +132,11 @@ func (h *history) forget(now time.Time) {
 	}
 	clear(h.records[:n])
 	h.records = h.records[n:]
+	for len(h.loose) > 0 && (h.bytes > maxBytes || h.loose[0].events == nil) {
+		h.drop(h.loose[0])
+		h.loose[0] = nil
+		h.loose = h.loose[1:]
+	}
 	for len(h.told) > 0 {
 		r := h.told[0]
 		if r.events != nil && h.known <= maxTotal && h.bytes <= maxBytes && now.Sub(r.at) <= maxAge {

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -41,5 +42,43 @@ func TestHistory_manyLocks(t *testing.T) {
 	}
 	if want := now.Add(maxTotal - 1); h.begin.Before(want) {
 		t.Errorf("events are known from %v on, want %v", h.begin, want)
+	}
+}
+
+// What is kept of a lock for readers of updates only gives way to the history of others.
+func TestHistory_busyLockWithLargeOwners(t *testing.T) {
+	t.Parallel()
+	h, now := newHistory(), time.Now()
+	h.add("quiet", now, make([]Event, 1))
+	for i := range maxRecent {
+		h.add("busy", now, []Event{{Step: Step{Waits, largeEntry(uint64(i))}}})
+		h.forget(now)
+		if h.bytes > maxBytes {
+			t.Fatalf("%d bytes are kept", h.bytes)
+		}
+	}
+	if n := len(h.of("quiet")); n != 1 {
+		t.Errorf("got %d events of the quiet lock, want 1", n)
+	}
+	if n := len(h.of("busy")); n < 100 {
+		t.Errorf("got %d events of the busy lock, want more", n)
+	}
+	if updates, known := h.since(h.last - 1000); !known || updates[0].events == nil {
+		t.Error("the last thousand updates are not known")
+	}
+}
+
+// Events that belong neither to the history of a name nor to the last updates are not kept.
+func TestHistory_busyLocksInTurn(t *testing.T) {
+	t.Parallel()
+	h, now := newHistory(), time.Now()
+	for i := range 3 * maxRecent {
+		h.add(fmt.Sprint(i%(maxRecent/maxPerName)), now, make([]Event, 1))
+		h.forget(now)
+	}
+	for _, r := range h.records {
+		if r.forgotten && r.events != nil && r.number+maxRecent <= h.last {
+			t.Fatalf("the events of update %d of %d are kept", r.number, h.last)
+		}
 	}
 }
