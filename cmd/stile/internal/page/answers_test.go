@@ -35,18 +35,19 @@ func (w slowWriter) Write(b []byte) (int, error) {
 }
 
 // Clients that do not read can keep only so much in memory. Beyond that, answers are refused until some of the others
-// have been taken or given up. No handler waits for them: that of the metrics answers only three requests at a time.
+// have been taken or given up. No place to make an answer is taken meanwhile.
 func TestAnswers_slowReaders(t *testing.T) {
 	t.Parallel()
 	const size, room = 1 << 20, 8
-	a := answers{encoders: make(chan struct{}, 1), maxBytes: size * room}
+	a := answers{places: make(chan struct{}, 1), maxBytes: size * room}
 	var running atomic.Int32
 	handler := a.keep(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		running.Add(1)
 		defer running.Add(-1)
+		w.Header().Set("Content-Encoding", "gzip")
 		_, _ = w.Write(make([]byte, size))
 	}))
-	request := func(method string) *http.Request { return httptest.NewRequest(method, "/api/v1/line", nil) }
+	request := func() *http.Request { return httptest.NewRequest(http.MethodGet, "/api/v1/line", nil) }
 	var readers sync.WaitGroup
 	slow := func() slowWriter {
 		return slowWriter{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
@@ -54,7 +55,7 @@ func TestAnswers_slowReaders(t *testing.T) {
 	var all []slowWriter
 	for range room {
 		w := slow()
-		readers.Go(func() { handler.ServeHTTP(w, request(http.MethodGet)) })
+		readers.Go(func() { handler.ServeHTTP(w, request()) })
 		<-w.writes
 		all = append(all, w)
 	}
@@ -63,14 +64,10 @@ func TestAnswers_slowReaders(t *testing.T) {
 	}
 	for range 3 { // a refusal takes no room
 		r := httptest.NewRecorder()
-		handler.ServeHTTP(r, request(http.MethodGet))
-		if r.Code != http.StatusServiceUnavailable || r.Header().Get("Retry-After") != "1" {
-			t.Errorf("beyond the limit: got %d, %v, want 503", r.Code, r.Header())
+		handler.ServeHTTP(r, request())
+		if h := r.Header(); r.Code != http.StatusServiceUnavailable || h.Get("Retry-After") != "1" || h.Get("Content-Encoding") != "" {
+			t.Errorf("beyond the limit: got %d, %v, want 503 without encoding", r.Code, h)
 		}
-	}
-	r := httptest.NewRecorder()
-	if handler.ServeHTTP(r, request(http.MethodPost)); r.Code != http.StatusOK {
-		t.Errorf("what has been done: got %d, want its answer", r.Code)
 	}
 	close(all[0].goOn)
 	for deadline := time.Now().Add(30 * time.Second); a.bytes.Load() > size*(room-1); time.Sleep(time.Millisecond) {
@@ -78,9 +75,10 @@ func TestAnswers_slowReaders(t *testing.T) {
 			t.Fatal("an answer that was taken still counts")
 		}
 	}
-	r = httptest.NewRecorder()
-	if handler.ServeHTTP(r, request(http.MethodGet)); r.Code != http.StatusOK || r.Body.Len() != size {
-		t.Errorf("when there is room again: got %d with %d bytes", r.Code, r.Body.Len())
+	r := httptest.NewRecorder()
+	handler.ServeHTTP(r, request())
+	if r.Code != http.StatusOK || r.Body.Len() != size || r.Header().Get("Content-Encoding") != "gzip" {
+		t.Errorf("when there is room again: got %d with %d bytes, %v", r.Code, r.Body.Len(), r.Header())
 	}
 	for _, w := range all[1:] {
 		close(w.goOn)
@@ -89,6 +87,77 @@ func TestAnswers_slowReaders(t *testing.T) {
 	if n := a.bytes.Load(); n != 0 {
 		t.Errorf("%d bytes count at the end", n)
 	}
+}
+
+// An answer has room by itself, however large it is.
+func TestAnswers_largerThanTheLimit(t *testing.T) {
+	t.Parallel()
+	a := answers{maxBytes: 10}
+	if !a.take(20) {
+		t.Error("the only answer has no room")
+	}
+	if a.take(1) {
+		t.Error("another one has room beside it")
+	}
+	a.give(20)
+	if !a.take(8) || a.take(3) || !a.take(2) {
+		t.Error("got other room than for 10 bytes")
+	}
+}
+
+// Few answers are made at the same time: while they are made they may take much memory. One whose client has gone is not
+// made, and one that waits for the store leaves its place to others.
+func TestAnswers_fewAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := answers{places: make(chan struct{}, 2), maxBytes: 1 << 20}
+		var running atomic.Int32
+		goOn := make(chan struct{})
+		run := func() {
+			running.Add(1)
+			<-goOn
+			running.Add(-1)
+		}
+		handler := a.keep(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { run() }))
+		serve := func(ctx context.Context, handler http.Handler) {
+			r := httptest.NewRequest(http.MethodGet, "/api/v1/line", nil).WithContext(ctx)
+			go handler.ServeHTTP(httptest.NewRecorder(), r)
+			synctest.Wait()
+		}
+		wantRunning := func(want int32) {
+			t.Helper()
+			if n := running.Load(); n != want {
+				t.Fatalf("%d answers are being made, want %d", n, want)
+			}
+		}
+		for range 5 {
+			serve(t.Context(), handler)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		serve(ctx, handler)
+		cancel()
+		wantRunning(2)
+		made := 0
+		for ; running.Load() > 0; made++ {
+			goOn <- struct{}{}
+			synctest.Wait()
+		}
+		if made != 5 {
+			t.Errorf("%d answers were made, want 5", made)
+		}
+		atStore := a.keep(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { a.outside(run) }))
+		for range 5 {
+			serve(t.Context(), atStore)
+		}
+		wantRunning(5)
+		serve(t.Context(), handler)
+		wantRunning(6)
+		close(goOn)
+		synctest.Wait()
+		if n := len(a.places); n > 0 {
+			t.Errorf("%d places are taken at the end", n)
+		}
+	})
 }
 
 // A client that does not read keeps its answer for half a minute at most.
@@ -144,7 +213,7 @@ func TestLine_cut(t *testing.T) {
 			len(l.Holders)+len(l.Waiters)+l.Omitted != of.holders+of.waiters {
 			t.Errorf("%+v: got %d holders, %d waiters and %d more", of, len(l.Holders), len(l.Waiters), l.Omitted)
 		}
-		if size := sizeOf(l.Line); size > maxAnswerBytes+100<<10 {
+		if size := sizeOf(l.Line); size > maxAnswerBytes {
 			t.Errorf("%+v: it has %d bytes", of, size)
 		}
 	}
@@ -171,11 +240,20 @@ func TestWaits_cut(t *testing.T) {
 		b.Cycles = append(b.Cycles, slices.Repeat([]string{name}, 100))
 	}
 	b.cut()
-	if n := len(b.Cycles); n < 70 || n > 90 || n+b.OmittedCycles != 102 || len(b.Waits) != 0 || b.Omitted != 3000 {
+	if n := len(b.Cycles); n < 70 || n > 90 || n+b.OmittedCycles != 102 || len(b.Waits) > 5 || len(b.Waits)+b.Omitted != 3000 {
 		t.Errorf("got %d waits, %d omitted, and %d cycles, %d omitted", len(b.Waits), b.Omitted, n, b.OmittedCycles)
 	}
+	b = &waitsBody{Waits: []wait{{Holds: slices.Repeat([]string{name}, 10_000)}}}
+	b.cut()
 	if text, err := json.Marshal(b); err != nil || !strings.Contains(string(text), `"waits":[]`) {
 		t.Errorf("got %.100s, %v, want a list of waits", text, err)
+	}
+	b = body()
+	b.Cycles = append([][]string{slices.Repeat([]string{name}, 10_000)}, b.Cycles...)
+	b.Waits[0].Holds = slices.Repeat([]string{name}, 10_000)
+	b.cut()
+	if n := len(b.Waits); n < 400 || n+b.Omitted != 3000 || len(b.Cycles) != 2 || b.OmittedCycles != 1 {
+		t.Errorf("with one of each that is too large: got %d waits, %d omitted, and %d cycles, %d omitted", n, b.Omitted, len(b.Cycles), b.OmittedCycles)
 	}
 	b = &waitsBody{Waits: []wait{{Waiter: stile.Entry{}, Holds: []string{"a"}}}, Cycles: [][]string{{"a"}}}
 	if b.cut(); len(b.Waits)+len(b.Cycles) != 2 || b.Omitted+b.OmittedCycles != 0 {
@@ -209,7 +287,7 @@ func TestStream_largeChanges(t *testing.T) {
 		sent := func() string {
 			recorder := httptest.NewRecorder()
 			to := &reader{w: recorder, control: http.NewResponseController(recorder), page: p}
-			p.sendUpdates(to, after, "a")
+			p.sendUpdates(t.Context(), to, after, "a")
 			name, _, _ := strings.Cut(strings.TrimPrefix(recorder.Body.String(), "event: "), "\n")
 			return name
 		}
@@ -235,9 +313,10 @@ func TestStream_largeChanges(t *testing.T) {
 			t.Errorf("a large change: got the event %q, want reset", got)
 		}
 		p.answers.maxBytes = 10
+		p.answers.take(1)
 		recorder := httptest.NewRecorder()
 		to := &reader{w: recorder, control: http.NewResponseController(recorder), page: p}
-		if p.sendUpdates(to, after, "a"); to.err == nil || recorder.Body.Len() > 0 {
+		if p.sendUpdates(t.Context(), to, after, "a"); to.err == nil || recorder.Body.Len() > 0 {
 			t.Errorf("without room for answers: got %q, %v, want the end of the stream", recorder.Body, to.err)
 		}
 	})

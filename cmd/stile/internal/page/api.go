@@ -3,6 +3,7 @@ package page
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -25,7 +26,8 @@ func (p *Page) handler() http.Handler {
 	api := http.NewServeMux()
 	description := p.register(api)
 	mux.Handle("/api/", p.answers.keep(api))
-	mux.Handle(eventsPath, api) // it has no end
+	mux.Handle(eventsPath, api) // its answers have no end
+	mux.Handle(breakPath, api)  // its answers are small, and the client may send its request slowly
 	mux.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(description) // the client may be gone
@@ -60,7 +62,7 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 			},
 			Security: []map[string][]string{{"token": {}}, {}},
 		},
-		Formats:       map[string]huma.Format{"application/json": p.answers.format(), "json": p.answers.format()},
+		Formats:       map[string]huma.Format{"application/json": format, "json": format},
 		DefaultFormat: "application/json",
 		Transformers:  []huma.Transformer{explain},
 	})
@@ -82,6 +84,18 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 		panic(err) // the document does not depend on any input
 	}
 	return text
+}
+
+// format encodes the bodies of answers as JSON, on one line.
+var format = huma.Format{
+	Marshal: func(w io.Writer, v any) error {
+		text, err := json.Marshal(v)
+		if err == nil {
+			_, err = w.Write(append(text, '\n'))
+		}
+		return err
+	},
+	Unmarshal: json.Unmarshal,
 }
 
 // explain puts what is wrong with the input of a request into the detail of the answer, where people look.

@@ -2,6 +2,7 @@ package page
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -105,7 +106,7 @@ func (p *Page) stream(ctx context.Context, w http.ResponseWriter, prefix, after 
 			seen = now
 			to.send("status", number, statusOf(seen))
 		}
-		number = p.sendUpdates(to, number, prefix)
+		number = p.sendUpdates(ctx, to, number, prefix)
 		if time.Since(to.last) >= heartbeatInterval {
 			to.heartbeat(number)
 		}
@@ -119,29 +120,46 @@ func (p *Page) stream(ctx context.Context, w http.ResponseWriter, prefix, after 
 func differs(a, b observe.Status) bool { return a.Read != b.Read || (a.Err == nil) != (b.Err == nil) }
 
 // sendUpdates sends what has changed after an update, and returns the number of the last one.
-func (p *Page) sendUpdates(to *reader, after uint64, prefix string) (last uint64) {
+func (p *Page) sendUpdates(ctx context.Context, to *reader, after uint64, prefix string) (last uint64) {
+	if p.observer.Last() == after {
+		return after
+	}
+	var text []byte
+	kept := false
+	if !p.answers.inside(ctx, func() {
+		text, last = p.changesAfter(to, after, prefix)
+		kept = to.keep(text)
+	}) {
+		return after // the reader is gone
+	}
+	if kept {
+		to.write(text)
+	}
+	return last
+}
+
+// changesAfter returns a message with what has changed after an update, nil if that is nothing, and the number of the
+// last update.
+func (p *Page) changesAfter(to *reader, after uint64, prefix string) (text []byte, last uint64) {
 	updates, last, known := p.observer.Updates(after)
 	if !known || len(updates) > maxChangedLines {
-		to.send("reset", last, reset{p.updateID(last)})
-		return last
+		return to.message("reset", last, reset{p.updateID(last)}), last
 	}
-	changed := changes{Lines: []changedLine{}}
-	size := 0
+	changed, bytes := changes{Lines: []changedLine{}}, room{maxEventBytes}
 	for _, u := range updates {
 		if !strings.HasPrefix(u.Line.Name, prefix) {
 			continue
 		}
 		l := lineOf(u.Line)
-		if size += sizeOf(l.Line) + observe.SizeOfEvents(u.Events); size > maxEventBytes {
-			to.send("reset", last, reset{p.updateID(last)})
-			return last
+		if !bytes.fits(sizeOf(l.Line) + observe.SizeOfEvents(u.Events)) {
+			return to.message("reset", last, reset{p.updateID(last)}), last
 		}
 		changed.Lines = append(changed.Lines, changedLine{l, eventsOf(u.Events)})
 	}
-	if len(changed.Lines) > 0 {
-		to.send("lines", last, changed)
+	if len(changed.Lines) == 0 {
+		return nil, last
 	}
-	return last
+	return to.message("lines", last, changed), last
 }
 
 // reader is a client that reads events.
@@ -154,28 +172,41 @@ type reader struct {
 }
 
 func (r *reader) send(event string, number uint64, data any) {
-	text, err := r.page.answers.marshal(data)
-	if err != nil {
-		r.err = err
-		return
-	}
-	r.write(fmt.Appendf(nil, "event: %s\nid: %s\ndata: %s\n\n", event, r.page.updateID(number), text))
+	r.sendText(r.message(event, number, data))
 }
 
 // heartbeat also moves the ID on, for a reader whose prefix no change had for long.
 func (r *reader) heartbeat(number uint64) {
-	r.write([]byte(": alive\nid: " + r.page.updateID(number) + "\n\n"))
+	r.sendText([]byte(": alive\nid: " + r.page.updateID(number) + "\n\n"))
 }
 
-// write sends a message. If clients have yet to take too many others, the stream ends: the reader can resume it.
-func (r *reader) write(text []byte) {
-	if r.err != nil {
-		return
+func (r *reader) sendText(text []byte) {
+	if r.keep(text) {
+		r.write(text)
 	}
-	if !r.page.answers.take(cap(text)) {
+}
+
+// message returns the text of an event; nil if its data has no JSON.
+func (r *reader) message(event string, number uint64, data any) []byte {
+	text, err := json.Marshal(data)
+	if err != nil {
+		r.err = err
+		return nil
+	}
+	return fmt.Appendf(nil, "event: %s\nid: %s\ndata: %s\n\n", event, r.page.updateID(number), text)
+}
+
+// keep reports whether a text must be written. It is not if it is empty, or the stream has ended. If clients have yet
+// to take too many others, the stream ends: the reader can resume it.
+func (r *reader) keep(text []byte) bool {
+	if r.err == nil && len(text) > 0 && !r.page.answers.take(cap(text)) {
 		r.err = errors.New("clients have yet to take many large answers")
-		return
 	}
+	return r.err == nil && len(text) > 0
+}
+
+// write sends a text that was kept.
+func (r *reader) write(text []byte) {
 	defer r.page.answers.give(cap(text))
 	r.last = time.Now()
 	_ = r.control.SetWriteDeadline(r.last.Add(eventTimeout))

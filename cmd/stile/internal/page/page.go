@@ -135,7 +135,7 @@ func newPage(cfg Config) *Page {
 	p := &Page{
 		cfg: cfg, readers: make(chan struct{}, maxReaders),
 		connections: connections{maxProven: maxProven, maxUnproven: maxUnproven},
-		answers:     answers{encoders: make(chan struct{}, maxEncoders), maxBytes: maxUnsentBytes},
+		answers:     answers{places: make(chan struct{}, maxAtOnce), maxBytes: maxUnsentBytes},
 	}
 	p.ending, p.end = context.WithCancel(context.Background())
 	return p

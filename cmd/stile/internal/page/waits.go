@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,8 +18,9 @@ import (
 // storeTimeout limits a request to the store.
 const storeTimeout = 20 * time.Second
 
-func (p *Page) getWaits(context.Context, *struct{}) (*waitsBody, error) {
-	return p.waits.get(p.readWaits)
+func (p *Page) getWaits(context.Context, *struct{}) (body *waitsBody, err error) {
+	p.answers.outside(func() { body, err = p.waits.get(p.readWaits) })
+	return body, err
 }
 
 // readWaits reads all lines. It does not depend on one request, because its result is for others too.
@@ -39,27 +41,21 @@ func (p *Page) readWaits() (*waitsBody, error) {
 
 // cut leaves out that for which an answer has no room. It keeps the cycles rather than other waits.
 func (b *waitsBody) cut() {
-	bytes, i, j := 0, 0, 0
-	for ; i < len(b.Cycles) && bytes < maxAnswerBytes; i++ {
-		for _, name := range b.Cycles[i] {
-			bytes += textBytes + len(name)
-		}
-	}
-	for ; j < len(b.Waits) && bytes < maxAnswerBytes; j++ {
-		w := &b.Waits[j]
-		bytes += observe.SizeOf(&w.Waiter) + textBytes + len(w.WaitsFor)
-		for _, name := range w.Holds {
-			bytes += textBytes + len(name)
-		}
-	}
-	b.OmittedCycles, b.Omitted = len(b.Cycles)-i, len(b.Waits)-j
-	clear(b.Cycles[i:]) // for the garbage collector
-	clear(b.Waits[j:])
-	b.Cycles, b.Waits = b.Cycles[:i], b.Waits[:j]
+	cycles, waits, bytes := len(b.Cycles), len(b.Waits), room{maxAnswerBytes}
+	b.Cycles = slices.DeleteFunc(b.Cycles, func(names []string) bool { return !bytes.fits(sizeOfNames(names...)) })
+	b.Waits = slices.DeleteFunc(b.Waits, func(w wait) bool {
+		return !bytes.fits(observe.SizeOf(&w.Waiter) + sizeOfNames(w.WaitsFor) + sizeOfNames(w.Holds...))
+	})
+	b.OmittedCycles, b.Omitted = cycles-len(b.Cycles), waits-len(b.Waits)
 }
 
-// textBytes is what a text takes in memory beside its bytes.
-const textBytes = 16
+// sizeOfNames returns about how many bytes of memory names take.
+func sizeOfNames(names ...string) (n int) {
+	for _, name := range names {
+		n += 16 + len(name)
+	}
+	return n
+}
 
 // waitsOf joins what a holder of several locks has published at each of them.
 func waitsOf(graph []stile.HolderWait) []wait {
