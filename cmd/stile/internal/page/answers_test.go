@@ -325,7 +325,8 @@ func TestStream_largeChanges(t *testing.T) {
 // A network that opens many connections keeps its own clients out, and those of no other.
 func TestConnections_networks(t *testing.T) {
 	t.Parallel()
-	cs := &connections{maxProven: 1, maxUnproven: 3}
+	const limit = 3 * maxOfBrowser
+	cs := &connections{maxProven: 1, maxUnproven: limit}
 	add := func(address string) (c, other *connection) {
 		tcp, err := net.ResolveTCPAddr("tcp", address)
 		if err != nil {
@@ -341,15 +342,15 @@ func TestConnections_networks(t *testing.T) {
 	for i := range 100 {
 		c, closed := add(fmt.Sprintf("[2001:db8::%x]:1000", i+1))
 		flood = append(flood, c)
-		if i < 2 {
+		if i < limit-1 {
 			if closed != nil {
 				t.Fatal("a connection was closed though there was room")
 			}
-		} else if closed != flood[i-2] {
+		} else if closed != flood[i-(limit-1)] {
 			t.Fatalf("connection %d of the flood did not replace the oldest of its network", i+1)
 		}
 	}
-	if third, closed := add("[2001:db8:1::1]:1000"); closed != flood[98] || third == nil {
+	if third, closed := add("[2001:db8:1::1]:1000"); closed != flood[100-(limit-1)] || third == nil {
 		t.Error("a third network did not replace one of the flood")
 	}
 	if closed, ok := other.prove(); closed != nil || !ok {
@@ -360,8 +361,38 @@ func TestConnections_networks(t *testing.T) {
 	}
 	_ = other.Close()
 	_ = other.Close()
-	if len(cs.proven) != 0 || len(cs.unproven) != 3 {
+	if len(cs.proven) != 0 || len(cs.unproven) != limit {
 		t.Errorf("%d proven connections and %d others count", len(cs.proven), len(cs.unproven))
+	}
+}
+
+// A browser opens several connections before one of them is proven. Idle ones of many networks, or of many addresses of
+// this machine, do not keep it out.
+func TestConnections_manyNetworks(t *testing.T) {
+	t.Parallel()
+	for _, of := range []struct{ what, flood string }{
+		{"IPv6", "[2001:db8:0:%x::1]:1000"},
+		{"this machine", "127.0.0.%d:1000"},
+	} {
+		cs := &connections{maxProven: 1, maxUnproven: maxUnproven}
+		add := func(address string) (c, other *connection) {
+			tcp, err := net.ResolveTCPAddr("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c = &connection{all: cs, network: networkOf(tcp)}
+			return c, cs.add(c)
+		}
+		var flood []*connection
+		for i := range maxUnproven {
+			c, _ := add(fmt.Sprintf(of.flood, i+2))
+			flood = append(flood, c)
+		}
+		for i := range maxOfBrowser {
+			if _, closed := add("127.0.0.1:2000"); closed != flood[i] {
+				t.Errorf("%s: connection %d of the browser did not replace the oldest idle one", of.what, i+1)
+			}
+		}
 	}
 }
 

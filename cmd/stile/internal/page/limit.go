@@ -44,18 +44,25 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 }
 
 // networkOf returns what an address has in common with those that its machine can choose: all of IPv4, and the first
-// half of IPv6. It is empty for clients of a socket.
+// half of IPv6. It is empty for clients on this machine.
 func networkOf(a net.Addr) string {
 	ip, err := netip.ParseAddr(hostname(a.String()))
 	if err != nil {
-		return ""
+		return "" // of a socket
 	}
 	ip = ip.Unmap().WithZone("")
+	if ip.IsLoopback() {
+		return ""
+	}
 	if ip.Is6() {
 		return netip.PrefixFrom(ip, 64).Masked().String()
 	}
 	return ip.String()
 }
+
+// maxOfBrowser is how many unproven connections a network may have as any other. A browser opens several before one of
+// them is proven, and must not be taken for a flood beside idle ones of many networks.
+const maxOfBrowser = 8
 
 // add adds an unproven connection, and returns the one that must be closed for it, if any: of the network that has
 // most of them, the one that was accepted first.
@@ -70,7 +77,9 @@ func (cs *connections) add(c *connection) (other *connection) {
 	for _, c := range cs.unproven {
 		of[c.network]++
 	}
-	most := slices.MaxFunc(cs.unproven, func(a, b *connection) int { return of[a.network] - of[b.network] }) // the first
+	most := slices.MaxFunc(cs.unproven, func(a, b *connection) int { // the first
+		return max(of[a.network], maxOfBrowser) - max(of[b.network], maxOfBrowser)
+	})
 	cs.unproven = without(cs.unproven, most)
 	return most
 }
