@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -121,7 +122,7 @@ func TestCheckPath_refuses(t *testing.T) {
 	}{
 		"home of another user": {
 			func(p place) string { p.mkdir("ann/.local", 0o755); return filepath.Join(p.give("ann"), ".local") },
-			[]string{"/ann " + belongs, "sudo -H", "XDG_STATE_HOME"},
+			[]string{"/ann " + belongs, ": run as that user or use sudo -H, or " + advice()},
 		},
 		"directory that another user may fill": {
 			func(p place) string { p.mkdir("ann/.local", 0o755); p.give("ann"); return p.path("ann/.local/none") },
@@ -145,7 +146,7 @@ func TestCheckPath_refuses(t *testing.T) {
 		},
 		"open directory": {
 			func(p place) string { p.mkdir("open", 0o777); return p.mkdir("open/home", 0o700) },
-			[]string{"every user can replace files in ", "/open: chmod o-w or chmod +t it, or set HOME"},
+			[]string{"every user can replace files in ", "/open: chmod o-w or chmod +t it, or " + advice()},
 		},
 		"links in a circle": {
 			func(p place) string { p.link("b", "a"); return p.link("a", "b") },
@@ -172,7 +173,41 @@ func TestCheckPath_refuses(t *testing.T) {
 	}
 }
 
-// In a user namespace the machine's root may have no number, so that / belongs to nobody.
+// advice is what an error says about other state directories.
+func advice() string {
+	if os.Getuid() == 0 {
+		return "set XDG_STATE_HOME=" + rootHome() + "/.local/state"
+	}
+	return "set HOME or XDG_STATE_HOME to another directory of your own"
+}
+
+func rootHome() string {
+	if u, err := user.LookupId("0"); err == nil {
+		return u.HomeDir
+	}
+	return "/root"
+}
+
+// An error does not advise to use a directory that is refused for the same reason.
+func TestOtherDir(t *testing.T) {
+	t.Parallel()
+	requireRoot(t)
+	state := rootHome() + "/.local/state"
+	if err := localserver.CheckPath(state); err != nil {
+		t.Errorf("the directory that root is advised to use is refused: %v", err)
+	}
+	for path, named := range map[string]bool{
+		"/": false, rootHome(): false, state: false, state + "/stile/local": false,
+		rootHome() + "2": true, "/github/home": true,
+	} {
+		if got := localserver.OtherDir(path); strings.Contains(got, state) != named {
+			t.Errorf("%s is refused: got the advice %q, want one that names %s: %v", path, got, state, named)
+		}
+	}
+}
+
+// In a user namespace the machine's root may have no number, so that / belongs to nobody. Where root has one,
+// nobody may be any user of the machine.
 func TestCheckPath_userNamespace(t *testing.T) {
 	t.Parallel()
 	requireRoot(t)
@@ -180,15 +215,15 @@ func TestCheckPath_userNamespace(t *testing.T) {
 	p.must(os.Chmod(filepath.Dir(p.dir), 0o755)) // for the other user
 	program := p.path("program")
 	p.must(copyFile(os.Args[0], program))
-	p.mkdir("home", 0o700)
-	check := func(path string) (string, error) {
+	home := p.give(filepath.Base(p.mkdir("home", 0o700)))
+	check := func(inside, outside int) (string, error) {
 		cmd := exec.Command(program)
-		cmd.Env = []string{checkVar + "=" + path}
+		cmd.Env = []string{checkVar + "=" + home}
 		cmd.SysProcAttr = &syscall.SysProcAttr{
 			Cloneflags:  syscall.CLONE_NEWUSER,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: 1000, HostID: otherUser, Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{ContainerID: 1000, HostID: otherUser, Size: 1}},
-			Credential:  &syscall.Credential{Uid: 1000, Gid: 1000, NoSetGroups: true},
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}},
+			Credential:  &syscall.Credential{Uid: uint32(inside), Gid: uint32(inside), NoSetGroups: true},
 		}
 		out, err := cmd.CombinedOutput()
 		if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
@@ -196,8 +231,11 @@ func TestCheckPath_userNamespace(t *testing.T) {
 		}
 		return string(out), err
 	}
-	if out, err := check(p.give("home")); err != nil {
+	if out, err := check(1000, otherUser); err != nil {
 		t.Errorf("home of the user: %v: %s", err, out)
+	}
+	if out, err := check(0, 0); err == nil || !strings.Contains(out, "/home belongs to ") {
+		t.Errorf("home of a user without a number: got %v, %q; want it refused", err, out)
 	}
 }
 

@@ -113,8 +113,28 @@ func (e notOursError) Is(t error) bool { return t == errNotOurs }
 
 // belongsToOther returns the error for a path that belongs to another user.
 func belongsToOther(path string, uid uint32) error {
-	return notOursError(fmt.Sprintf("%s belongs to %s, and this is %s: run as that user, or set HOME or XDG_STATE_HOME to a "+
-		"directory of your own (sudo -H does)", path, UserName(int(uid)), UserName(os.Getuid())))
+	return notOursError(fmt.Sprintf("%s belongs to %s, and this is %s: run as that user or use sudo -H, or %s",
+		path, UserName(int(uid)), UserName(os.Getuid()), otherDir(path)))
+}
+
+// otherDir is the advice for a path that is refused. Root is given a directory that works, because in containers HOME
+// often is a directory of another user. A directory that has the refused path in it, or is below it, would not help.
+func otherDir(path string) string {
+	if os.Getuid() == 0 {
+		home := "/root"
+		if u, err := user.LookupId("0"); err == nil {
+			home = u.HomeDir
+		}
+		if dir := filepath.Join(home, ".local", "state"); !within(dir, path) && !within(path, dir) {
+			return "set XDG_STATE_HOME=" + dir
+		}
+	}
+	return "set HOME or XDG_STATE_HOME to another directory of your own"
+}
+
+// within reports whether path is dir or below it.
+func within(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // CheckPrivate returns an error unless dir is a directory of this user that is accessible to nobody
@@ -145,7 +165,10 @@ func CheckPath(dir string) error {
 	if err != nil {
 		return SetupError(err)
 	}
-	// The owner of / is root, whatever its number here: in a user namespace it may have none.
+	// The owner of / is root, whatever its number here. In a user namespace without a number for root it is nobody, the
+	// overflow uid. Then nobody is trusted: nothing would work otherwise, and the process has no rights of that root.
+	// Else nobody is refused there too: all users without a number look the same, and one of them, who need not be
+	// root, could lead this process elsewhere.
 	trusted := func(uid uint32) bool { return uid == 0 || int(uid) == os.Getuid() || uid == root.Uid }
 	at, rest := "/", strings.Split(dir, "/")
 	for links := 0; len(rest) > 0; {
@@ -177,7 +200,7 @@ func CheckPath(dir string) error {
 			continue
 		case unix.S_IFDIR:
 			if stat.Mode&0o002 != 0 && stat.Mode&unix.S_ISVTX == 0 {
-				return fmt.Errorf("every user can replace files in %s: chmod o-w or chmod +t it, or %s", path, MoveDir)
+				return fmt.Errorf("every user can replace files in %s: chmod o-w or chmod +t it, or %s", path, otherDir(path))
 			}
 		}
 		at = path

@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -47,6 +48,45 @@ func (s *Store) CompareAlways() { s.times.verifyInterval, s.verifyShare = 10*tim
 
 // SetMaxCatchUp replaces how many revisions a watch catches up with. It must be called before the store is used.
 func (s *Store) SetMaxCatchUp(n int64) { s.maxCatchUp = n }
+
+// ErrOutOfStep is the error with which a sink makes a watch begin anew.
+var ErrOutOfStep = errOutOfStep
+
+// BehindAtBegin runs a watch of the keys that begin with keys, from the revision next, after quiet watches that were
+// behind. When the watch begins anew, BehindAtBegin ends it and returns how many of them it counts then. verify is
+// what its sink finds.
+func (s *Store) BehindAtBegin(ctx context.Context, keys string, next int64, verify error) (behind int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sink := &anewSink{verifyErr: verify}
+	c := &prefixWatch{store: s, keys: keys, to: sink, next: next, behind: maxBehind}
+	begun := false
+	sink.onBegin = func() {
+		behind, begun = c.behind, true
+		cancel()
+	}
+	if err := c.run(ctx); !begun {
+		return 0, fmt.Errorf("the watch has not begun anew: %w", err)
+	}
+	return behind, nil
+}
+
+// anewSink is a watchSink that makes its watch begin anew whenever it can.
+type anewSink struct {
+	onBegin   func()
+	verifyErr error
+}
+
+func (s *anewSink) begin(ctx context.Context) (int64, error) {
+	s.onBegin()
+	return 0, ctx.Err()
+}
+
+func (s *anewSink) opened(bool)                         {}
+func (s *anewSink) events([]*clientv3.Event)            {}
+func (s *anewSink) unknown(error) bool                  { return true }
+func (s *anewSink) verifyIn() time.Duration             { return 0 }
+func (s *anewSink) verify(context.Context, int64) error { return s.verifyErr }
 
 // LineWatched reports whether a session has an open, complete watch of a line.
 func LineWatched(s store.Session, name string) (watched bool) {

@@ -172,7 +172,7 @@ func (c *prefixWatch) run(ctx context.Context) error {
 			c.unknown(err) // the next may take long too, for example because etcd checks a password for each stream
 		}
 		if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, errOutOfStep) {
-			c.next, c.passed = 0, 0
+			c.beginAnew()
 		}
 		if !quiet {
 			c.store.logger.LogAttrs(ctx, slog.LevelDebug, "watch of the lines ended; opening another",
@@ -182,10 +182,14 @@ func (c *prefixWatch) run(ctx context.Context) error {
 	})
 }
 
+// beginAnew makes the next watch begin anew. That one starts at the present, so the watches before it that began in
+// the past must not make it longer.
+func (c *prefixWatch) beginAnew() { c.next, c.passed, c.behind = 0, 0, 0 }
+
 // unknown tells the sink that no watch has started.
 func (c *prefixWatch) unknown(err error) {
 	if c.to.unknown(err) {
-		c.next, c.passed = 0, 0
+		c.beginAnew()
 	}
 }
 
@@ -211,7 +215,7 @@ func (c *prefixWatch) check(ctx context.Context) error {
 		return c.store.wrapErr(fmt.Sprintf("watch the locks that begin with %q", c.prefix), endedBy(ctx, err))
 	}
 	if c.checked < max(c.next-1, c.passed) || c.checked >= c.next+c.store.maxCatchUp {
-		c.next, c.passed = 0, 0
+		c.beginAnew()
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
@@ -369,6 +371,48 @@ func TestWatch_slowEventsArrive(t *testing.T) {
 		awaitNames(t, calls, name)
 	}
 	watches.wantContinued(t)
+}
+
+// A watch that begins anew starts at the present. It is not kept longer because the watches before it were behind.
+func TestWatch_beginsAnewNotBehind(t *testing.T) {
+	t.Parallel()
+	e := startEtcd(t)
+	revision := put(t, e.Client(t), 2)
+	for name, c := range map[string]struct {
+		next     int64
+		failures int32 // of the first requests
+		verify   error
+		prepare  func(st *etcdstore.Store)
+	}{
+		"far behind":     {next: 1, prepare: func(st *etcdstore.Store) { st.SetMaxCatchUp(1) }},
+		"data restored":  {next: revision + 100},
+		"failed attempt": {next: revision, failures: 1},
+		"out of step":    {next: revision, verify: etcdstore.ErrOutOfStep},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var failures atomic.Int32
+			failures.Store(c.failures)
+			st := newStore(t, intercepted(t, e, func(context.Context, any) error {
+				if failures.Add(-1) >= 0 {
+					return status.Error(codes.Unknown, "a failure of the test") // the etcd client does not repeat it
+				}
+				return nil
+			}), "")
+			if c.prepare != nil {
+				c.prepare(st)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+			defer cancel()
+			behind, err := st.BehindAtBegin(ctx, newName(t), c.next, c.verify)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if behind != 0 {
+				t.Errorf("the watch begins anew with a count of %d watches behind, want 0", behind)
+			}
+		})
+	}
 }
 
 // The replacement of a quiet watch causes no call.

@@ -1,0 +1,6 @@
+//go:build unix
+
+package localserver
+
+// OtherDir returns the advice for a path that is refused.
+func OtherDir(path string) string { return otherDir(path) }
