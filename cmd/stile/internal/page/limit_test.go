@@ -142,8 +142,8 @@ func TestLimits_connections(t *testing.T) {
 	})
 }
 
-// Clients without a token keep nobody out that has one, neither before nor after its first request, and without any
-// wait: the newest of their connections replaces the oldest.
+// Clients without a token keep nobody out that has one, neither before nor after its first request: the newest of their
+// connections replaces the oldest.
 func TestLimits_unproven(t *testing.T) {
 	t.Parallel()
 	const flood = 300
@@ -154,6 +154,9 @@ func TestLimits_unproven(t *testing.T) {
 	resp := stream.ask("/api/v1/events", readToken)
 	var silent []*peer
 	for i := range flood {
+		if i%10 == 0 { // it must not be idle for a minute
+			before.want("/api/v1/lines", readToken, http.StatusOK)
+		}
 		p := w.dial()
 		switch i % 4 {
 		case 0: // sends nothing
@@ -169,11 +172,7 @@ func TestLimits_unproven(t *testing.T) {
 		silent = append(silent, p)
 	}
 	for range 4 {
-		began := time.Now()
 		w.dial().want("/api/v1/lines", readToken, http.StatusOK)
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("the answer took %v", took)
-		}
 	}
 	before.want("/api/v1/lines", readToken, http.StatusOK)
 	if line, err := resp.body.ReadString('\n'); resp.status != http.StatusOK || err != nil || line != "event: status\n" {
