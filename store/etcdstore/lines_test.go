@@ -11,7 +11,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/etcdstore"
@@ -259,7 +261,7 @@ func TestLines_largeValues(t *testing.T) {
 	t.Parallel()
 	cli, prefix := server(t).Client(t), newName(t)+"/"
 	for i := range 40 {
-		if _, err := cli.Put(t.Context(), fmt.Sprintf("%sk%02d", prefix, i), strings.Repeat("x", 100_000)); err != nil {
+		if _, err := cli.Put(t.Context(), fmt.Sprintf("%sk%02d", prefix, i), strings.Repeat("x", 10_000)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -273,7 +275,7 @@ func TestLines_largeValues(t *testing.T) {
 	})
 	intercept.Store(&f)
 	st := newStore(t, watched, prefix)
-	st.SetPageSizes(4, 1000, 400_000)
+	st.SetPageSizes(4, 1000, 40_000)
 	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
 	if err != nil || len(lines) > 0 || pages.Load() < 9 {
 		t.Errorf("got %d lines, %v, in %d pages; want none, in about 10 pages", len(lines), err, pages.Load())
@@ -339,13 +341,37 @@ func TestLines_besideLargeValues(t *testing.T) {
 	direct := server(t).Client(t)
 	enqueue(t, openSession(t, newStore(t, direct, prefix)), "lock")
 	for i := range 40 {
-		if _, err := direct.Put(t.Context(), fmt.Sprintf("%sother%02d", prefix, i), strings.Repeat("x", 300_000)); err != nil {
+		if _, err := direct.Put(t.Context(), fmt.Sprintf("%sother%02d", prefix, i), strings.Repeat("x", 30_000)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	cli := connectWith(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}, MaxCallRecvMsgSize: 4 << 20, MaxCallSendMsgSize: 2 << 20})
+	cli := connectWith(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}, MaxCallRecvMsgSize: 400 << 10, MaxCallSendMsgSize: 200 << 10})
 	lines, err := store.CollectLines(newStore(t, cli, prefix).Lines(t.Context(), ""))
 	if err != nil || len(lines) != 1 || lines[0].Name != "lock" {
 		t.Errorf("got %+v, %v; want the lock alone", lines, err)
+	}
+}
+
+// If a page takes longer than the server is given, a smaller one is asked for.
+func TestLines_slowPages(t *testing.T) {
+	t.Parallel()
+	slow := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if r, ok := req.(*pb.RangeRequest); ok && r.Limit > 6 {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	cli, _ := interceptedClient(t, slow)
+	prefix := newName(t) + "/"
+	se := openSession(t, newStore(t, server(t).Client(t), prefix))
+	for i := range 6 {
+		enqueue(t, se, fmt.Sprint(i))
+	}
+	st := newStore(t, cli, prefix)
+	st.SetPageSizes(8, 8, 1<<20)
+	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
+	if err != nil || len(lines) != 6 {
+		t.Errorf("got %d lines, %v; want 6", len(lines), err)
 	}
 }

@@ -65,12 +65,15 @@ func (a *answers) keep(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		complete := &answer{header: make(http.Header), status: http.StatusOK}
 		size, taken := 0, false
-		a.inside(r.Context(), func() {
+		if !a.inside(r.Context(), func() {
 			next.ServeHTTP(complete, r)
 			size = complete.body.Cap()
 			taken = a.take(size)
-		})
-		if !taken { // or the client is gone
+		}) {
+			refuseForNow(w, "the request has ended before its turn: many answers are being made; try again later")
+			return
+		}
+		if !taken {
 			refuseForNow(w, "clients have yet to take many large answers; try again later")
 			return
 		}
@@ -109,9 +112,10 @@ func (r *room) fits(bytes int) bool {
 	return true
 }
 
-// cut returns a line with the entries for which an answer has room, the first ones, and how many are left out.
-func cut(l stile.Line) (_ stile.Line, omitted int) {
-	entries, bytes := maxEntries, room{maxAnswerBytes - sizeOf(stile.Line{Name: l.Name, Remarks: l.Remarks})}
+// cut returns a line with the entries for which so many bytes are enough, the first ones and at most maxEntries, and how
+// many are left out.
+func cut(l stile.Line, maxBytes int) (_ stile.Line, omitted int) {
+	entries, bytes := maxEntries, room{maxBytes - sizeOf(stile.Line{Name: l.Name, Remarks: l.Remarks})}
 	fit := func(all []stile.Entry) []stile.Entry {
 		n := 0
 		for ; n < len(all) && entries > 0 && bytes.fits(observe.SizeOf(&all[n])); n++ {

@@ -75,7 +75,8 @@ func (p *Page) register(mux *http.ServeMux) []byte {
 	get(api, "blame", "Holders for which others have waited longest in the last hour", p.getBlame)
 	p.registerEvents(api)
 	register(api, huma.Operation{
-		OperationID: "break", Method: http.MethodPost, Path: breakPath, MaxBodyBytes: maxBodyBytes,
+		OperationID: "break", Method: http.MethodPost, Path: breakPath,
+		MaxBodyBytes: maxBodyBytes, BodyReadTimeout: requestTimeout,
 		Summary:     "Remove a holder or a waiter",
 		Description: "As stile break does. It needs stile serve --allow-break and a token of the role break.",
 	}, p.postBreak)
@@ -242,7 +243,7 @@ func (p *Page) getLeases(_ context.Context, in *leasesInput) (*leasesBody, error
 			break
 		}
 		of := lineLeases{Key: keyOf(name), Entries: []lease{}}
-		l, _ := cut(p.observer.Line(name))
+		l, _ := cut(p.observer.Line(name), maxAnswerBytes)
 		for _, part := range [][]stile.Entry{l.Holders, l.Waiters} {
 			entries += len(part)
 			for _, e := range part {

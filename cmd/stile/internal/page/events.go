@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -101,12 +102,15 @@ func (p *Page) stream(ctx context.Context, w http.ResponseWriter, prefix, after 
 		to.send("reset", number, reset{p.updateID(number)})
 	}
 	to.send("status", number, statusOf(seen))
-	for ctx.Err() == nil && to.err == nil {
+	for ctx.Err() == nil {
 		if now := p.observer.Status(); differs(now, seen) {
 			seen = now
 			to.send("status", number, statusOf(seen))
 		}
 		number = p.sendUpdates(ctx, to, number, prefix)
+		if to.err != nil {
+			return
+		}
 		if time.Since(to.last) >= heartbeatInterval {
 			to.heartbeat(number)
 		}
@@ -145,21 +149,32 @@ func (p *Page) changesAfter(to *reader, after uint64, prefix string) (text []byt
 	if !known || len(updates) > maxChangedLines {
 		return to.message("reset", last, reset{p.updateID(last)}), last
 	}
-	changed, bytes := changes{Lines: []changedLine{}}, room{maxEventBytes}
+	updates = slices.DeleteFunc(updates, func(u observe.Update) bool { return !strings.HasPrefix(u.Line.Name, prefix) })
+	if len(updates) == 0 {
+		return nil, last
+	}
+	changed, ok := changesWithin(updates, maxAnswerBytes)
+	if !ok { // large lines that change all the time must not keep the changes of others from the reader
+		changed, ok = changesWithin(updates, maxAnswerBytes/len(updates))
+	}
+	if !ok {
+		return to.message("reset", last, reset{p.updateID(last)}), last
+	}
+	return to.message("lines", last, changed), last
+}
+
+// changesWithin returns what has changed, with lines that are cut to so many bytes. It returns false if a message has no
+// room for that.
+func changesWithin(updates []observe.Update, maxLineBytes int) (changed changes, ok bool) {
+	bytes := room{maxEventBytes}
 	for _, u := range updates {
-		if !strings.HasPrefix(u.Line.Name, prefix) {
-			continue
-		}
-		l := lineOf(u.Line)
+		l := lineWithin(u.Line, maxLineBytes)
 		if !bytes.fits(sizeOf(l.Line) + observe.SizeOfEvents(u.Events)) {
-			return to.message("reset", last, reset{p.updateID(last)}), last
+			return changes{}, false
 		}
 		changed.Lines = append(changed.Lines, changedLine{l, eventsOf(u.Events)})
 	}
-	if len(changed.Lines) == 0 {
-		return nil, last
-	}
-	return to.message("lines", last, changed), last
+	return changed, true
 }
 
 // reader is a client that reads events.

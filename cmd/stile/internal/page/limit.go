@@ -11,17 +11,24 @@ import (
 
 // connections limits the connections of all listeners together.
 //
-// A connection is unproven until one of its requests is allowed to see the locks. Those have a limit of their own: a
-// new one takes the place of another unproven one. So clients that may see nothing cannot keep out one that may,
-// however many connections they open and however little they send. Of two proven connections, one that waits for its
-// next request gives way to one that has a request.
+// A connection is unproven until one of its requests is allowed to see the locks. Those have a limit of their own:
+// a new one is always accepted, and another one, which has not been used for longest, gives way. A network with no
+// more than its share of the places loses none unless as many other networks as there are shares have connections.
+// So clients that may see nothing keep out none that may, however many connections they have, unless they use them
+// more often than it uses its own. A request that is being answered does not protect its connection: a client
+// could take as long as it likes to read the answer.
+//
+// Of two proven connections, one that waits for its next request gives way to one that has a request.
 type connections struct {
 	maxProven, maxUnproven int
 
 	mu       sync.Mutex
-	unproven []*connection // in the order in which they were accepted
-	proven   []*connection // in the order in which they have begun or ended a request
+	unproven []*connection // both in the order of use: when they were accepted, or have last begun or ended a request
+	proven   []*connection
 }
+
+// shares is the number of networks that have a share of the places of unproven connections.
+const shares = 8
 
 func (cs *connections) listener(l net.Listener) net.Listener { return &limitedListener{l, cs} }
 
@@ -43,29 +50,27 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// networkOf returns what an address has in common with those that its machine can choose: all of IPv4, and the first
-// half of IPv6. It is empty for clients on this machine.
+// networkOf returns what an address has in common with those that one client can choose: all of an IPv4 address,
+// 56 bits of IPv6, which is what many providers give to a home. Loopback is one network, because any user of the
+// machine can choose any address of it. The clients of a socket are one, too.
 func networkOf(a net.Addr) string {
 	ip, err := netip.ParseAddr(hostname(a.String()))
 	if err != nil {
-		return "" // of a socket
-	}
-	ip = ip.Unmap().WithZone("")
-	if ip.IsLoopback() {
 		return ""
 	}
-	if ip.Is6() {
-		return netip.PrefixFrom(ip, 64).Masked().String()
+	ip = ip.Unmap().WithZone("")
+	switch {
+	case ip.IsLoopback():
+		return "loopback"
+	case ip.Is6():
+		return netip.PrefixFrom(ip, 56).Masked().String()
+	default:
+		return ip.String()
 	}
-	return ip.String()
 }
 
-// maxOfBrowser is how many unproven connections a network may have as any other. A browser opens several before one of
-// them is proven, and must not be taken for a flood beside idle ones of many networks.
-const maxOfBrowser = 8
-
-// add adds an unproven connection, and returns the one that must be closed for it, if any: of the network that has
-// most of them, the one that was accepted first.
+// add adds an unproven connection, and returns the one that must be closed for it, if any: the one that has not
+// been used for longest, of the network that has most if that is more than a share, otherwise of all.
 func (cs *connections) add(c *connection) (other *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -77,11 +82,12 @@ func (cs *connections) add(c *connection) (other *connection) {
 	for _, c := range cs.unproven {
 		of[c.network]++
 	}
-	most := slices.MaxFunc(cs.unproven, func(a, b *connection) int { // the first
-		return max(of[a.network], maxOfBrowser) - max(of[b.network], maxOfBrowser)
+	other = slices.MaxFunc(cs.unproven, func(a, b *connection) int { // the first of several
+		share := cs.maxUnproven / shares
+		return max(of[a.network], share) - max(of[b.network], share)
 	})
-	cs.unproven = without(cs.unproven, most)
-	return most
+	cs.unproven = without(cs.unproven, other)
+	return other
 }
 
 func without(all []*connection, c *connection) []*connection {
@@ -117,8 +123,10 @@ func (c *connection) count(n int) {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.requests += n
-	if slices.Contains(c.all.proven, c) {
-		c.all.proven = append(without(c.all.proven, c), c)
+	for _, list := range []*[]*connection{&c.all.unproven, &c.all.proven} {
+		if slices.Contains(*list, c) { // otherwise it is in the other one, or has been closed
+			*list = append(without(*list, c), c)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -49,9 +50,13 @@ type peer struct {
 	r *bufio.Reader
 }
 
-func (w *world) dial() *peer {
+func (w *world) dial() *peer { w.Helper(); return w.dialFrom(nil) }
+
+// dialFrom opens a connection from an address; nil for any.
+func (w *world) dialFrom(ip net.IP) *peer {
 	w.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(strings.TrimPrefix(w.url, "http://"), "https://"))
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: ip}}
+	c, err := d.Dial("tcp", strings.TrimPrefix(strings.TrimPrefix(w.url, "http://"), "https://"))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -142,8 +147,8 @@ func TestLimits_connections(t *testing.T) {
 	})
 }
 
-// Clients without a token keep nobody out that has one, neither before nor after its first request: the newest of their
-// connections replaces the oldest.
+// Connections of clients without a token keep out no client that has one, neither before nor after its first request: the
+// newest of them replaces the oldest.
 func TestLimits_unproven(t *testing.T) {
 	t.Parallel()
 	const flood = 300
@@ -181,6 +186,29 @@ func TestLimits_unproven(t *testing.T) {
 	for _, p := range silent[:flood-page.MaxUnproven] {
 		p.wantEnd()
 	}
+}
+
+// A browser loads the page though a user of the machine has taken all places from other addresses of loopback.
+func TestLimits_browser(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux has all addresses of 127.0.0.0/8")
+	}
+	w := limited(t, 8, page.MaxUnproven, func(c *page.Config) { c.Tokens = tokens(t) })
+	for i := range page.MaxUnproven {
+		w.dialFrom(net.IPv4(127, 0, 1, byte(i)))
+	}
+	var browser []*peer
+	for range 6 {
+		browser = append(browser, w.dial())
+	}
+	for _, path := range []string{"/", "/static/app.js", "/static/timeline.js"} {
+		for i, p := range browser {
+			p.want(path, "", http.StatusOK)
+			w.dialFrom(net.IPv4(127, 0, 2, byte(i)))
+		}
+	}
+	browser[0].want("/api/v1/lines", readToken, http.StatusOK)
 }
 
 // With TLS, clients that do not even begin the handshake keep nobody out.

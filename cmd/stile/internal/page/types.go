@@ -23,8 +23,11 @@ type Line struct {
 	Omitted  int    `json:"omitted,omitempty"`
 }
 
-func lineOf(l stile.Line) Line {
-	l, omitted := cut(l)
+func lineOf(l stile.Line) Line { return lineWithin(l, maxAnswerBytes) }
+
+// lineWithin returns a line that is cut to so many bytes.
+func lineWithin(l stile.Line, maxBytes int) Line {
+	l, omitted := cut(l, maxBytes)
 	return Line{l, argumentOf(l.Name), keyOf(l.Name), omitted}
 }
 
