@@ -83,32 +83,34 @@ func TestLine_queriesLeasesRarely(t *testing.T) {
 // names, which is not that of their keys.
 func TestLines_anyNamesAndPages(t *testing.T) {
 	t.Parallel()
-	cli := server(t).Client(t)
 	for seed := range uint64(6) {
-		prefix := newName(t) + "/"
-		st := newStore(t, cli, prefix)
-		c := newCrowd(t, cli, prefix, rand.New(rand.NewPCG(seed, 0)))
-		for _, size := range []int64{1, 2, 3, 7, 50, 10_000} {
-			st := newStore(t, cli, prefix)
-			st.SetPageSizes(size, size, 1<<20)
-			for _, begin := range []string{"", "a", "a-", "a/", "a/b", ".", ".stile", ".stile/"} {
-				got, err := store.CollectLines(st.Lines(t.Context(), begin))
-				if err != nil {
-					t.Fatal(err)
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			cli, prefix := server(t).Client(t), newName(t)+"/"
+			c := newCrowd(t, cli, prefix, rand.New(rand.NewPCG(seed, 0)))
+			for _, size := range []int64{1, 2, 3, 7, 50, 10_000} {
+				st := newStore(t, cli, prefix)
+				st.SetPageSizes(size, size, 1<<20)
+				for _, begin := range []string{"", "a", "a-", "a/", "a/b", ".", ".stile", ".stile/"} {
+					got, err := store.CollectLines(st.Lines(t.Context(), begin))
+					if err != nil {
+						t.Fatal(err)
+					}
+					c.check(t, fmt.Sprintf("pages of %d, prefix %q", size, begin), begin, got)
 				}
-				c.check(t, fmt.Sprintf("seed %d, pages of %d, prefix %q", seed, size, begin), begin, got)
 			}
-		}
-		got, err := store.CollectLines(st.Lines(t.Context(), ""))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, l := range got { // a reading of one line shows the same
-			one, err := st.Line(t.Context(), l.Name)
-			if one.Remarks = nil; err != nil || !equalLines(one, l) {
-				t.Errorf("Line(%q): got %+v, %v; Lines has %+v", l.Name, one, err, l)
+			st := newStore(t, cli, prefix)
+			got, err := store.CollectLines(st.Lines(t.Context(), ""))
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
+			for _, l := range got { // a reading of one line shows the same
+				one, err := st.Line(t.Context(), l.Name)
+				if one.Remarks = nil; err != nil || !equalLines(one, l) {
+					t.Errorf("Line(%q): got %+v, %v; Lines has %+v", l.Name, one, err, l)
+				}
+			}
+		})
 	}
 }
 
