@@ -176,13 +176,13 @@ func TestCheckPath_refuses(t *testing.T) {
 // advice is what an error says about other state directories.
 func advice() string {
 	if os.Getuid() == 0 {
-		return "set XDG_STATE_HOME=" + rootHome() + "/.local/state"
+		return "set XDG_STATE_HOME=" + filepath.Join(rootHome(), ".local/state")
 	}
 	return "set HOME or XDG_STATE_HOME to another directory of your own"
 }
 
 func rootHome() string {
-	if u, err := user.LookupId("0"); err == nil {
+	if u, err := user.LookupId("0"); err == nil && filepath.IsAbs(u.HomeDir) {
 		return u.HomeDir
 	}
 	return "/root"
@@ -192,7 +192,7 @@ func rootHome() string {
 func TestOtherDir(t *testing.T) {
 	t.Parallel()
 	requireRoot(t)
-	state := rootHome() + "/.local/state"
+	state := filepath.Join(rootHome(), ".local/state")
 	if err := localserver.CheckPath(state); err != nil {
 		t.Errorf("the directory that root is advised to use is refused: %v", err)
 	}

@@ -122,7 +122,7 @@ func belongsToOther(path string, uid uint32) error {
 func otherDir(path string) string {
 	if os.Getuid() == 0 {
 		home := "/root"
-		if u, err := user.LookupId("0"); err == nil {
+		if u, err := user.LookupId("0"); err == nil && filepath.IsAbs(u.HomeDir) {
 			home = u.HomeDir
 		}
 		if dir := filepath.Join(home, ".local", "state"); !within(dir, path) && !within(path, dir) {

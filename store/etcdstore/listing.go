@@ -121,7 +121,7 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 	var resp *clientv3.GetResponse
 	err := l.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
 		resp, err = l.store.cli.Get(ctx, k.prefix+l.done+"\x00", clientv3.WithRange(end), clientv3.WithLimit(l.pageKeys))
-		if tooLarge(err) || ctx.Err() != nil { // a smaller page is answered sooner
+		if tooLarge(err) || err != nil && ctx.Err() != nil { // a smaller page is answered sooner
 			l.pageKeys = max(1, l.pageKeys/2)
 		}
 		return err

@@ -320,6 +320,13 @@ func TestStream_largeChanges(t *testing.T) {
 		if got := sent(); got != "lines" || !strings.Contains(text, `"name":"a4"`) || strings.Count(text, `"omitted":`) != 3 {
 			t.Errorf("small changes of large lines: got the event %q, want all lines, three of them cut", got)
 		}
+		after = p.observer.Last()
+		for i := range 600 {
+			joins(fmt.Sprint("a/", i), 1)
+		}
+		if got := sent(); got != "reset" {
+			t.Errorf("many lines that would be cut to nothing: got the event %q, want reset", got)
+		}
 		joins("a", 600)
 		if got := sent(); got != "reset" {
 			t.Errorf("a large change: got the event %q, want reset", got)

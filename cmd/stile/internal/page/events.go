@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/observe"
 )
 
@@ -156,11 +157,20 @@ func (p *Page) changesAfter(to *reader, after uint64, prefix string) (text []byt
 	changed, ok := changesWithin(updates, maxAnswerBytes)
 	if !ok { // large lines that change all the time must not keep the changes of others from the reader
 		changed, ok = changesWithin(updates, maxAnswerBytes/len(updates))
+		for i := range changed.Lines {
+			ok = ok && showsMost(changed.Lines[i].Line, updates[i].Line)
+		}
 	}
 	if !ok {
 		return to.message("reset", last, reset{p.updateID(last)}), last
 	}
 	return to.message("lines", last, changed), last
+}
+
+// showsMost reports whether a line that was cut has all holders, and a waiter if there are any: without them it would look
+// like one that is free.
+func showsMost(cut Line, l stile.Line) bool {
+	return len(cut.Holders) == len(l.Holders) && (len(cut.Waiters) > 0 || len(l.Waiters) == 0)
 }
 
 // changesWithin returns what has changed, with lines that are cut to so many bytes. It returns false if a message has no

@@ -135,7 +135,7 @@ func (c *connection) count(n int) {
 func (c *connection) prove() (other *connection, ok bool) {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if c.isProven {
+	if c.isProven || !slices.Contains(c.all.unproven, c) { // it may have been closed meanwhile
 		return nil, true
 	}
 	if len(c.all.proven) >= c.all.maxProven {
@@ -147,10 +147,8 @@ func (c *connection) prove() (other *connection, ok bool) {
 		c.all.proven = without(c.all.proven, other)
 	}
 	c.isProven = true
-	if slices.Contains(c.all.unproven, c) { // otherwise it has been closed meanwhile
-		c.all.unproven = without(c.all.unproven, c)
-		c.all.proven = append(c.all.proven, c)
-	}
+	c.all.unproven = without(c.all.unproven, c)
+	c.all.proven = append(c.all.proven, c)
 	return other, true
 }
 
