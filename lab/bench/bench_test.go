@@ -529,7 +529,8 @@ func TestRun_crash(t *testing.T) {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	var out bytes.Buffer
-	args := []string{"-store", "crash", "-rounds", "1", "-slice", "10ms", "-etcd", etcd, "-stile", program, "-o", "json"}
+	// A TTL of 5 s: the stock mutex loses its lease before it is ready if the machine stands still for as long.
+	args := []string{"-store", "crash", "-rounds", "1", "-slice", "500ms", "-etcd", etcd, "-stile", program, "-o", "json"}
 	if err := run(t.Context(), args, &out); err != nil {
 		t.Fatal(err)
 	}
