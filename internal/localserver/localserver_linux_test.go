@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -176,29 +175,22 @@ func TestCheckPath_refuses(t *testing.T) {
 // advice is what an error says about other state directories.
 func advice() string {
 	if os.Getuid() == 0 {
-		return "set XDG_STATE_HOME=" + filepath.Join(rootHome(), ".local/state")
+		return "set XDG_STATE_HOME=" + filepath.Join(localserver.RootHome(), ".local/state")
 	}
 	return "set HOME or XDG_STATE_HOME to another directory of your own"
-}
-
-func rootHome() string {
-	if u, err := user.LookupId("0"); err == nil && filepath.IsAbs(u.HomeDir) {
-		return u.HomeDir
-	}
-	return "/root"
 }
 
 // An error does not advise to use a directory that is refused for the same reason.
 func TestOtherDir(t *testing.T) {
 	t.Parallel()
 	requireRoot(t)
-	state := filepath.Join(rootHome(), ".local/state")
+	state := filepath.Join(localserver.RootHome(), ".local/state")
 	if err := localserver.CheckPath(state); err != nil {
 		t.Errorf("the directory that root is advised to use is refused: %v", err)
 	}
 	for path, named := range map[string]bool{
-		"/": false, rootHome(): false, state: false, state + "/stile/local": false,
-		rootHome() + "2": true, "/github/home": true,
+		"/": false, localserver.RootHome(): false, state: false, state + "/stile/local": false,
+		localserver.RootHome() + "2": true, "/github/home": true,
 	} {
 		if got := localserver.OtherDir(path); strings.Contains(got, state) != named {
 			t.Errorf("%s is refused: got the advice %q, want one that names %s: %v", path, got, state, named)
@@ -206,8 +198,8 @@ func TestOtherDir(t *testing.T) {
 	}
 }
 
-// In a user namespace the machine's root may have no number, so that / belongs to nobody. Where root has one,
-// nobody may be any user of the machine.
+// A user namespace may have no number for the machine's root. Then / belongs to the overflow uid, which is trusted. In a
+// namespace with a number for root, it is not.
 func TestCheckPath_userNamespace(t *testing.T) {
 	t.Parallel()
 	requireRoot(t)

@@ -121,15 +121,18 @@ func belongsToOther(path string, uid uint32) error {
 // often is a directory of another user. A directory that has the refused path in it, or is below it, would not help.
 func otherDir(path string) string {
 	if os.Getuid() == 0 {
-		home := "/root"
-		if u, err := user.LookupId("0"); err == nil && filepath.IsAbs(u.HomeDir) {
-			home = u.HomeDir
-		}
-		if dir := filepath.Join(home, ".local", "state"); !within(dir, path) && !within(path, dir) {
+		if dir := filepath.Join(rootHome(), ".local", "state"); !within(dir, path) && !within(path, dir) {
 			return "set XDG_STATE_HOME=" + dir
 		}
 	}
 	return "set HOME or XDG_STATE_HOME to another directory of your own"
+}
+
+func rootHome() string {
+	if u, err := user.LookupId("0"); err == nil && filepath.IsAbs(u.HomeDir) {
+		return u.HomeDir
+	}
+	return "/root"
 }
 
 // within reports whether path is dir or below it.
@@ -165,10 +168,9 @@ func CheckPath(dir string) error {
 	if err != nil {
 		return SetupError(err)
 	}
-	// The owner of / is root, whatever its number here. In a user namespace without a number for root it is nobody, the
-	// overflow uid. Then nobody is trusted: nothing would work otherwise, and the process has no rights of that root.
-	// Else nobody is refused there too: all users without a number look the same, and one of them, who need not be
-	// root, could lead this process elsewhere.
+	// The owner of / is root, whatever its number is here. A user namespace may have no number for the machine's root.
+	// Then / belongs to the overflow uid, and this uid is trusted: nothing would work otherwise. If / belongs to another
+	// uid, the overflow uid is refused. It stands for every user without a number, not only for root.
 	trusted := func(uid uint32) bool { return uid == 0 || int(uid) == os.Getuid() || uid == root.Uid }
 	at, rest := "/", strings.Split(dir, "/")
 	for links := 0; len(rest) > 0; {

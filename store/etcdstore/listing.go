@@ -143,8 +143,9 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 		p.final = true
 	}
 	p.add(resp.Kvs, "")
+	err = p.complete(ctx) // with the size for which the server has just been fast enough
 	l.resize(resp.Kvs)
-	return p, p.complete(ctx)
+	return p, err
 }
 
 // tooLarge reports whether an answer was larger than the client accepts.

@@ -12,8 +12,8 @@ import (
 )
 
 // Limits of the memory for answers. An answer is complete in memory before it is sent, so that a client that reads
-// slowly delays nobody; then it has requestTimeout to take it. While an answer is made, it may take more memory than
-// when it is complete, so few are made at the same time.
+// slowly delays no other. That client has requestTimeout to take the answer. An answer may need more memory while it is
+// made than when it is complete, so few are made at the same time.
 const (
 	maxEntries     = 5000     // of an answer
 	maxAnswerBytes = 4 << 20  // of what an answer shows, in memory; as JSON it may be several times as large

@@ -1,5 +1,7 @@
 package page
 
+import "time"
+
 // SetMaxConnections replaces the numbers of connections that are allowed. It must be called before Serve.
 func SetMaxConnections(p *Page, proven, unproven int) {
 	p.connections.maxProven, p.connections.maxUnproven = proven, unproven
@@ -14,3 +16,6 @@ const (
 	MaxAnswerBytes = maxAnswerBytes
 	MaxUnproven    = maxUnproven
 )
+
+// SetLongTimeouts makes a page close no connection because of time. It must be called before Serve.
+func SetLongTimeouts(p *Page) { p.timeouts = timeouts{header: time.Hour, idle: time.Hour} }

@@ -79,7 +79,11 @@ type Page struct {
 
 	connections connections
 	answers     answers
+	timeouts    timeouts
 }
+
+// timeouts limit how long a connection may be without a complete request.
+type timeouts struct{ header, idle time.Duration }
 
 // Limits of what clients can use.
 const (
@@ -136,6 +140,7 @@ func newPage(cfg Config) *Page {
 		cfg: cfg, readers: make(chan struct{}, maxReaders),
 		connections: connections{maxProven: maxProven, maxUnproven: maxUnproven},
 		answers:     answers{places: make(chan struct{}, maxAtOnce), maxBytes: maxUnsentBytes},
+		timeouts:    timeouts{header: headerTimeout, idle: idleTimeout},
 	}
 	p.ending, p.end = context.WithCancel(context.Background())
 	return p
@@ -232,10 +237,10 @@ func (p *Page) Serve(s Source) {
 	p.server = &http.Server{
 		Handler:           p.handler(),
 		MaxHeaderBytes:    maxHeaderBytes,
-		ReadHeaderTimeout: headerTimeout,
+		ReadHeaderTimeout: p.timeouts.header,
 		ReadTimeout:       requestTimeout,
 		WriteTimeout:      requestTimeout,
-		IdleTimeout:       idleTimeout,
+		IdleTimeout:       p.timeouts.idle,
 		ConnContext:       withConnection,
 		// Clients can cause most of these messages at will.
 		ErrorLog: log.New(slogWriter{p.cfg.Logger}, "", 0),

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -169,6 +170,34 @@ func TestStream_readerThatDoesNotRead(t *testing.T) {
 		}
 		if time.Since(began) > 0 {
 			t.Errorf("the connection was closed only after %v", time.Since(began))
+		}
+	})
+}
+
+// A client has half a minute to send a request to break a lock.
+func TestBreak_slowBody(t *testing.T) {
+	t.Parallel()
+	served(t, func(t *testing.T, p *Page, _ *stile.Client, _ func(path string) net.Conn) {
+		mine, its := net.Pipe()
+		var sending sync.WaitGroup
+		defer sending.Wait()
+		defer mine.Close() // first: it ends the sending
+		p.listeners[0].(*pipes).conns <- its
+		body := `{"name":"a","token":"1","reason":"stuck"}`
+		sending.Go(func() {
+			_, _ = fmt.Fprintf(mine, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+				breakPath, len(body), body[:10])
+			time.Sleep(requestTimeout - time.Second)
+			_, _ = fmt.Fprint(mine, body[10:])
+		})
+		resp, err := http.ReadResponse(bufio.NewReader(mine), nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden { // breaking locks is off
+			t.Errorf("got status %d, want 403", resp.StatusCode)
 		}
 	})
 }
