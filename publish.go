@@ -21,8 +21,9 @@ const (
 	publishRetry = 10 * time.Second
 	// publishAttempts is the number of attempts. Nothing depends on their success.
 	publishAttempts = 3
-	// publishParallel is how many holds of a client are published at the same time.
-	publishParallel = 4
+	// publishParallel is how many holds of a client are published at the same time. A store may send so many
+	// requests together.
+	publishParallel = 32
 )
 
 // A publisher publishes the owners of holds in the store: when the lock was acquired, and what its holder

@@ -57,8 +57,8 @@ const (
 	maxBatchBytes = 512 << 10
 )
 
-// A batcher sends the requests with which the entries of one session join and leave their lines. Each is a
-// transaction. While maxUnderWay transactions are under way, further requests wait until one of those is
+// A batcher sends the requests with which the entries of one session join and leave their lines, and change their
+// values. Each is a transaction. While maxUnderWay transactions are under way, further requests wait until one of those is
 // answered, but not longer than batchDelay. Then all that wait are sent in one transaction, the batch, in
 // which they are nested. That costs the servers and this process much less than sending them one by one.
 //

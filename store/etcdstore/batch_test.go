@@ -780,6 +780,49 @@ func TestBatch_withdraw(t *testing.T) {
 	}
 }
 
+// Owners are changed in batches too. An entry that somebody else has removed is reported, the others are changed.
+func TestBatch_owners(t *testing.T) {
+	t.Parallel()
+	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}})
+	se := openSession(t, newBatchStore(t, cli))
+	var all []*testEntry
+	names := ownNames(t, 5)
+	for _, name := range names {
+		all = append(all, enqueue(t, se, name))
+	}
+	removeKeys(t, names[2])
+	b := etcdstore.BatcherOf(se)
+	round := 0
+	eventually(t, "one transaction changes all owners", func() bool { // on a busy machine a request may not wait for so long
+		n, leave := len(gate.all()), b.Occupy()
+		round++
+		var running sync.WaitGroup
+		var returned atomic.Bool
+		errs := make([]error, len(all))
+		for i, e := range all {
+			running.Go(func() {
+				errs[i] = e.Extensions().SetOwner(t.Context(), store.Owner{Reason: fmt.Sprint("round ", round)})
+				returned.Store(true)
+			})
+		}
+		eventually(t, "all requests wait", func() bool { return b.Waiting() == len(all) || returned.Load() })
+		leave()
+		running.Wait()
+		for i, err := range errs {
+			if want := i == 2; errors.Is(err, store.ErrGone) != want || (err != nil) != want {
+				t.Fatalf("SetOwner of entry %d: got %v, want ErrGone of entry 2 alone", i, err)
+			}
+		}
+		return slices.Equal(sizes(gate.all()[n:]), []int{len(all)})
+	})
+	for i, name := range names {
+		value, _ := get(t, all[i].Extensions().Key)
+		if want := fmt.Sprint("round ", round); i != 2 && !strings.Contains(value, want) {
+			t.Errorf("%s has the value %q, want one with %q", name, value, want)
+		}
+	}
+}
+
 // The values of a request's context, like the trace that it belongs to, do not concern the others of its batch.
 func TestBatch_hasNoValuesOfOneContext(t *testing.T) {
 	t.Parallel()

@@ -54,11 +54,11 @@ var ErrOutOfStep = errOutOfStep
 
 // BehindAtBegin runs a watch of the keys that begin with keys, from the revision next, after quiet watches that were
 // behind. When the watch begins anew, BehindAtBegin ends it and returns how many of them it counts then. verify is
-// what its sink finds.
-func (s *Store) BehindAtBegin(ctx context.Context, keys string, next int64, verify error) (behind int, err error) {
+// what its sink finds. After a failed attempt the watch begins anew if afterFailure is set.
+func (s *Store) BehindAtBegin(ctx context.Context, keys string, next int64, verify error, afterFailure bool) (behind int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	sink := &anewSink{verifyErr: verify}
+	sink := &anewSink{verifyErr: verify, afterFailure: afterFailure}
 	c := &prefixWatch{store: s, keys: keys, to: sink, next: next, behind: maxBehind}
 	begun := false
 	sink.onBegin = func() {
@@ -71,10 +71,11 @@ func (s *Store) BehindAtBegin(ctx context.Context, keys string, next int64, veri
 	return behind, nil
 }
 
-// anewSink is a watchSink that makes its watch begin anew whenever it can.
+// anewSink is a watchSink that makes its watch begin anew for the reasons that it is given.
 type anewSink struct {
-	onBegin   func()
-	verifyErr error
+	onBegin      func()
+	verifyErr    error
+	afterFailure bool
 }
 
 func (s *anewSink) begin(ctx context.Context) (int64, error) {
@@ -84,7 +85,7 @@ func (s *anewSink) begin(ctx context.Context) (int64, error) {
 
 func (s *anewSink) opened(bool)                         {}
 func (s *anewSink) events([]*clientv3.Event)            {}
-func (s *anewSink) unknown(error) bool                  { return true }
+func (s *anewSink) unknown(error) bool                  { return s.afterFailure }
 func (s *anewSink) verifyIn() time.Duration             { return 0 }
 func (s *anewSink) verify(context.Context, int64) error { return s.verifyErr }
 

@@ -354,11 +354,26 @@ func TestLines_besideLargeValues(t *testing.T) {
 	}
 }
 
-// If a page takes longer than the server is given, a smaller one is asked for.
+// If a page takes longer than the server is given, less is asked for.
 func TestLines_slowPages(t *testing.T) {
 	t.Parallel()
+	testSlowLines(t, 6, 1000, "0", "1", "2", "3", "4", "5")
+}
+
+// The same holds for the rest of the lines of a page: here those of all parents of its last line.
+func TestLines_slowRestOfPages(t *testing.T) {
+	t.Parallel()
+	testSlowLines(t, 6, 3, "a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/e", "a/b/c/d/e/a", "a/b/c/d/e/a/b", "a/b/c/d/e/a/b/c")
+}
+
+// testSlowLines lists lines with pages of 12 keys, while no page with more than inPage keys, and no rest of one with more than
+// inRest, is answered.
+func testSlowLines(t *testing.T, inPage, inRest int64, names ...string) {
+	var tooLarge atomic.Int32
 	slow := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if r, ok := req.(*pb.RangeRequest); ok && r.Limit > 6 {
+		page, rest := keysAskedFor(req)
+		if page > inPage || rest > inRest {
+			tooLarge.Add(1)
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -367,13 +382,29 @@ func TestLines_slowPages(t *testing.T) {
 	cli, _ := interceptedClient(t, slow)
 	prefix := newName(t) + "/"
 	se := openSession(t, newStore(t, server(t).Client(t), prefix))
-	for i := range 6 {
-		enqueue(t, se, fmt.Sprint(i))
+	for _, name := range names {
+		enqueue(t, se, name)
 	}
 	st := newStore(t, cli, prefix)
-	st.SetPageSizes(8, 8, 1<<20)
+	st.SetPageSizes(12, 12, 1<<20)
 	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
-	if err != nil || len(lines) != 6 {
-		t.Errorf("got %d lines, %v; want 6", len(lines), err)
+	if err != nil || len(lines) != len(names) {
+		t.Errorf("got %d lines, %v; want %d", len(lines), err, len(names))
 	}
+	if tooLarge.Load() == 0 {
+		t.Error("nothing was asked for that is too large, so nothing was tested")
+	}
+}
+
+// keysAskedFor returns how many keys a page, or the rest of one, may return.
+func keysAskedFor(req any) (page, rest int64) {
+	switch r := req.(type) {
+	case *pb.RangeRequest:
+		page = r.Limit
+	case *pb.TxnRequest:
+		for _, op := range r.Success {
+			rest += op.GetRequestRange().GetLimit()
+		}
+	}
+	return page, rest
 }

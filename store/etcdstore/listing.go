@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // pageSizes bound the pages in which [Store.Lines] reads: [defaultPageSizes], unless a test sets others.
@@ -50,9 +49,11 @@ type listing struct {
 	store    *Store
 	prefix   string
 	done     string // all keys up to here have been read, and all names less than it have been handled
-	pageKeys int64
+	pageKeys int64  // how many keys are read at a time
 	queries  *leaseQueries
 	finished bool
+
+	pageSpans int // how many spans are read at a time
 }
 
 // next reads the next page.
@@ -121,8 +122,8 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 	var resp *clientv3.GetResponse
 	err := l.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
 		resp, err = l.store.cli.Get(ctx, k.prefix+l.done+"\x00", clientv3.WithRange(end), clientv3.WithLimit(l.pageKeys))
-		if tooLarge(err) || err != nil && ctx.Err() != nil { // a smaller page is answered sooner
-			l.pageKeys = max(1, l.pageKeys/2)
+		if tooMuch(ctx, err) {
+			l.halve()
 		}
 		return err
 	})
@@ -143,10 +144,20 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 		p.final = true
 	}
 	p.add(resp.Kvs, "")
-	err = p.complete(ctx) // with the size for which the server has just been fast enough
+	if err := p.complete(ctx); err != nil { // with the size for which the server has just been fast enough
+		return nil, err
+	}
 	l.resize(resp.Kvs)
-	return p, err
+	return p, nil
 }
+
+// tooMuch reports whether an attempt has failed because its answer was too large, or took too long.
+func tooMuch(attempt context.Context, err error) bool {
+	return tooLarge(err) || err != nil && attempt.Err() != nil
+}
+
+// halve makes the next attempt ask for a page of half the size.
+func (l *listing) halve() { l.pageKeys = max(1, l.pageKeys/2) }
 
 // tooLarge reports whether an answer was larger than the client accepts.
 func tooLarge(err error) bool {
@@ -212,21 +223,12 @@ func (p *page) complete(ctx context.Context) error {
 		spans = append(spans, span{max(from, k.prefix+p.last+"\x00"), end, name}, span{from: k.limit(name), name: name})
 	}
 	for len(spans) > 0 {
-		batch := spans[:min(len(spans), maxReadsPerTxn)]
-		spans = spans[len(batch):]
-		limit := max(1, p.listing.pageKeys/int64(len(batch)))
-		gets := make([]clientv3.Op, 0, len(batch))
-		for _, sp := range batch {
-			gets = append(gets, clientv3.OpGet(sp.from, clientv3.WithRange(sp.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev)))
-		}
-		// Each request has a time limit of its own: there may be many.
-		within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
-		resp, err := p.listing.store.commit(within, nil, gets, nil)
-		cancel()
+		read, resp, err := p.listing.readSpans(ctx, spans, p.rev)
 		if err != nil {
 			return err
 		}
-		for i, sp := range batch {
+		spans = spans[len(read):]
+		for i, sp := range read {
 			r := resp.Responses[i].GetResponseRange()
 			p.add(r.Kvs, sp.name)
 			if r.More {
@@ -236,6 +238,26 @@ func (p *page) complete(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// readSpans reads the first spans, or their beginnings, at a revision: about as many keys as a page has. It has a
+// time limit of its own, because there may be many.
+func (l *listing) readSpans(ctx context.Context, spans []span, rev int64) (read []span, resp *clientv3.TxnResponse, err error) {
+	err = l.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
+		read = spans[:min(len(spans), l.pageSpans)]
+		limit := max(1, l.pageKeys/int64(len(read)))
+		gets := make([]clientv3.Op, 0, len(read))
+		for _, sp := range read {
+			gets = append(gets, clientv3.OpGet(sp.from, clientv3.WithRange(sp.end), clientv3.WithLimit(limit), clientv3.WithRev(rev)))
+		}
+		resp, err = l.store.cli.Txn(ctx).Then(gets...).Commit()
+		if tooMuch(ctx, err) {
+			l.halve()
+			l.pageSpans = max(1, len(read)/2) // of each span at least one key is read
+		}
+		return err
+	})
+	return read, resp, err
 }
 
 // incomplete returns the names of which keys may come after the last one that was read.

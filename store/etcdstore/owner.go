@@ -38,7 +38,12 @@ func (e *entry) change(ctx context.Context, op string, set func(*value)) error {
 		}
 		put := []clientv3.Op{clientv3.OpPut(e.key, text, clientv3.WithLease(se.lease))}
 		unchanged := clientv3.Compare(clientv3.ModRevision(e.key), "=", replaced)
-		resp, err := se.store.commit(bounded, append(e.attachedCmps(), unchanged), put, reads)
+		t := txn{conditions: append(e.attachedCmps(), unchanged), then: put, otherwise: reads}
+		var resp *clientv3.TxnResponse
+		err = se.attempt(bounded, e.req.Name, func(commit commitFunc) (err error) {
+			resp, err = commit(t)
+			return err
+		})
 		if err != nil {
 			return se.wrapErr(ctx, op, err)
 		}

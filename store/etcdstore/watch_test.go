@@ -404,7 +404,7 @@ func TestWatch_beginsAnewNotBehind(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
-			behind, err := st.BehindAtBegin(ctx, newName(t), c.next, c.verify)
+			behind, err := st.BehindAtBegin(ctx, newName(t), c.next, c.verify, c.failures > 0)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -133,7 +133,7 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 	if of == nil || now.Before(of.at) {
 		return
 	}
-	from := latest(of.at, windowBegin(now))
+	from := latest(of.at, windowBegin(now), c.begin)
 	of.at = now
 	if len(l.Holders) == 0 || len(l.Waiters) == 0 {
 		return
@@ -144,18 +144,20 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 		if to.After(now) {
 			to = now
 		}
-		share := to.Sub(from) * time.Duration(len(l.Waiters)) / time.Duration(len(l.Holders))
 		for i := range l.Holders {
-			c.chargeHolder(in, of, l, place{&l.Holders[i], true}, share, now)
+			sum := c.count(in, of, l, place{&l.Holders[i], true}, now)
+			if from = latest(from, c.begin); from.Before(to) { // count may have forgotten what was before
+				sum.Waited += to.Sub(from) * time.Duration(len(l.Waiters)) / time.Duration(len(l.Holders))
+			}
 		}
 		from = to
 	}
 }
 
-func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, holder place, share time.Duration, now time.Time) {
+// count counts a holder and the waiters of a line in the sum of an interval that belongs to the holder, and returns it.
+func (c *charges) count(in *chargedInterval, of *chargees, l stile.Line, holder place, now time.Time) *Blame {
 	key, owner := keyOfCharge(l.Name, &holder.entry.Owner), ownerOnly(holder.entry.Owner)
 	sum := c.sum(in, key, &owner, now)
-	sum.Waited += share
 	if id := holder.identity(); of.holds[id] != sum {
 		if before := of.holds[id]; before != nil {
 			before.Holds--
@@ -182,6 +184,7 @@ func (c *charges) chargeHolder(in *chargedInterval, of *chargees, l stile.Line, 
 		}
 		sum.Waiters++
 	}
+	return sum
 }
 
 // sum returns the sum of an interval for holders with this key, of whom owner is the latest.

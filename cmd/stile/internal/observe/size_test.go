@@ -128,6 +128,38 @@ func TestBlame_manyHoldersInAMinute(t *testing.T) {
 	}
 }
 
+// Waiting before the time from which it is known is not charged, not even in lines that did not change since.
+func TestBlame_nothingFromBefore(t *testing.T) {
+	c, began := newCharges(), time.Now().Truncate(time.Hour)
+	wait := func(name string, holder uint64) stile.Line {
+		owner := stile.Owner{Reason: fmt.Sprint(holder)}
+		return stile.Line{Name: name, Holders: []stile.Entry{{Token: holder, Owner: owner}}, Waiters: []stile.Entry{{Token: 1 << 40}}}
+	}
+	quiet, busy := wait("quiet", 1), wait("busy", 1)
+	c.change(NoEntries("quiet"), quiet, nil, began)
+	c.change(NoEntries("busy"), busy, nil, began)
+	now := began
+	for n := uint64(2); c.begin.IsZero() && n < 2*maxCharges; n++ {
+		now = now.Add(100 * time.Microsecond)
+		next := wait("busy", n)
+		c.change(busy, next, nil, now)
+		busy = next
+	}
+	if !c.begin.Equal(now) {
+		t.Fatalf("waiting is known from %v, want %v, when there were too many holders", c.begin, now)
+	}
+	for _, sum := range c.sums(now) {
+		if sum.Waited != 0 {
+			t.Errorf("%v are charged to a holder of %s, want nothing", sum.Waited, sum.Name)
+		}
+	}
+	now = now.Add(time.Second)
+	c.charge(quiet, now)
+	if sum := c.sums(now)[keyOfCharge("quiet", &quiet.Holders[0].Owner)]; sum == nil || sum.Waited != time.Second {
+		t.Errorf("got %+v charged to the holder of the quiet line, want 1s", sum)
+	}
+}
+
 // What is known of waiting entries does not keep owners that are forgotten.
 func TestBlame_ownersThatChange(t *testing.T) {
 	for _, of := range []struct {
