@@ -21,8 +21,8 @@ const (
 	publishRetry = 10 * time.Second
 	// publishAttempts is the number of attempts. Nothing depends on their success.
 	publishAttempts = 3
-	// publishParallel is how many holds of a client are published at the same time. A store may send so many
-	// requests together.
+	// publishParallel is how many holds of a client are published at the same time. They are many, because
+	// package etcdstore sends requests that come at the same time together.
 	publishParallel = 32
 )
 

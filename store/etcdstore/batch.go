@@ -18,6 +18,8 @@ import (
 type txn struct {
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
+
+	canWait bool // no call depends on when it is sent: a batcher sends it with others if any is under way
 }
 
 func (t txn) commit(ctx context.Context, cli *clientv3.Client) (*clientv3.TxnResponse, error) {
@@ -57,10 +59,13 @@ const (
 	maxBatchBytes = 512 << 10
 )
 
-// A batcher sends the requests with which the entries of one session join and leave their lines, and change their
-// values. Each is a transaction. While maxUnderWay transactions are under way, further requests wait until one of those is
-// answered, but not longer than batchDelay. Then all that wait are sent in one transaction, the batch, in
-// which they are nested. That costs the servers and this process much less than sending them one by one.
+// A batcher sends the requests with which the entries of one session join and leave their lines, or change their
+// owner or mode. Each is a transaction. While maxUnderWay transactions are under way, further requests wait until
+// one of those is answered, but not longer than batchDelay. Then all that wait are sent in one transaction, the
+// batch, in which they are nested. That costs the servers and this process much less than sending them one by one.
+//
+// Changes of an owner wait while any transaction is under way. So there are never so many of them that others wait,
+// unless they concern one lock.
 //
 // Three rules keep the outcome of a request what it would be alone:
 //
@@ -149,7 +154,11 @@ func (b *batcher) enter(ctx context.Context, name string, t txn) *pending {
 	defer b.mu.Unlock()
 	// Requests for one lock, like those for the slots of a semaphore, would need a batch each, one after the other.
 	alone := b.names[name]
-	if b.underWay < maxUnderWay || b.limit == 1 || alone {
+	places := maxUnderWay
+	if t.canWait {
+		places = 1
+	}
+	if b.underWay < places || b.limit == 1 || alone {
 		b.underWay++
 		return nil
 	}

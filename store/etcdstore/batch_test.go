@@ -780,46 +780,160 @@ func TestBatch_withdraw(t *testing.T) {
 	}
 }
 
+// ownersTogether changes the owners of entries, in one batch if the machine is not too busy. The store must be from
+// newBatchStore.
+func ownersTogether(t *testing.T, se store.Session, all []*testEntry, reason string) (errs []error) {
+	t.Helper()
+	b := etcdstore.BatcherOf(se)
+	errs = make([]error, len(all))
+	leave := b.Occupy()
+	var running sync.WaitGroup
+	var returned atomic.Bool
+	for i, e := range all {
+		running.Go(func() {
+			errs[i] = e.Extensions().SetOwner(t.Context(), store.Owner{Reason: reason})
+			returned.Store(true)
+		})
+	}
+	eventually(t, "all requests wait", func() bool { return b.Waiting() == len(all) || returned.Load() })
+	leave()
+	running.Wait()
+	return errs
+}
+
+// wantReason checks what the owner of an entry says.
+func wantReason(t *testing.T, e *testEntry, reason string) {
+	t.Helper()
+	if value, _ := get(t, e.Extensions().Key); !strings.Contains(value, `"reason":"`+reason+`"`) {
+		t.Errorf("lock %s has the entry %s, want the reason %q", e.name, value, reason)
+	}
+}
+
+func enqueueAll(t *testing.T, se store.Session, names []string) (all []*testEntry) {
+	t.Helper()
+	for _, name := range names {
+		all = append(all, enqueue(t, se, name))
+	}
+	return all
+}
+
 // Owners are changed in batches too. An entry that somebody else has removed is reported, the others are changed.
 func TestBatch_owners(t *testing.T) {
 	t.Parallel()
 	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}})
 	se := openSession(t, newBatchStore(t, cli))
-	var all []*testEntry
-	names := ownNames(t, 5)
-	for _, name := range names {
-		all = append(all, enqueue(t, se, name))
-	}
-	removeKeys(t, names[2])
-	b := etcdstore.BatcherOf(se)
-	round := 0
-	eventually(t, "one transaction changes all owners", func() bool { // on a busy machine a request may not wait for so long
-		n, leave := len(gate.all()), b.Occupy()
+	all := enqueueAll(t, se, ownNames(t, 5))
+	removeKeys(t, all[2].name)
+	reason, round := "", 0
+	eventually(t, "one transaction changes all owners", func() bool {
 		round++
-		var running sync.WaitGroup
-		var returned atomic.Bool
-		errs := make([]error, len(all))
-		for i, e := range all {
-			running.Go(func() {
-				errs[i] = e.Extensions().SetOwner(t.Context(), store.Owner{Reason: fmt.Sprint("round ", round)})
-				returned.Store(true)
-			})
-		}
-		eventually(t, "all requests wait", func() bool { return b.Waiting() == len(all) || returned.Load() })
-		leave()
-		running.Wait()
-		for i, err := range errs {
+		reason = fmt.Sprint("round ", round)
+		n := len(gate.all())
+		for i, err := range ownersTogether(t, se, all, reason) {
 			if want := i == 2; errors.Is(err, store.ErrGone) != want || (err != nil) != want {
 				t.Fatalf("SetOwner of entry %d: got %v, want ErrGone of entry 2 alone", i, err)
 			}
 		}
 		return slices.Equal(sizes(gate.all()[n:]), []int{len(all)})
 	})
-	for i, name := range names {
-		value, _ := get(t, all[i].Extensions().Key)
-		if want := fmt.Sprint("round ", round); i != 2 && !strings.Contains(value, want) {
-			t.Errorf("%s has the value %q, want one with %q", name, value, want)
+	for i, e := range all {
+		if i != 2 {
+			wantReason(t, e, reason)
 		}
+	}
+}
+
+// The reply to a batch of owners is lost. Each call repeats its own request, alone, and recognizes its owner.
+func TestBatch_replyToOwnersIsLost(t *testing.T) {
+	t.Parallel()
+	for what, reply := range map[string]error{"connection lost": errLost, "out of space": rpctypes.ErrGRPCNoSpace} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			catcher := &batchCatcher{handle: func(_ context.Context, _ *pb.TxnRequest, send func() (*pb.TxnResponse, error)) error {
+				_, err := send()
+				return cmp.Or(err, reply)
+			}}
+			se := openSession(t, newBatchStore(t, catcher.client(t)))
+			all := enqueueAll(t, se, ownNames(t, 3))
+			for round := 0; catcher.caught.Load() == 0; round++ {
+				reason := fmt.Sprint("round ", round)
+				if err := errors.Join(ownersTogether(t, se, all, reason)...); err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range all {
+					wantReason(t, e, reason)
+				}
+			}
+		})
+	}
+}
+
+// A batch of owners that is carried out late does not undo what was set since.
+func TestBatch_lateOwnersAreVoid(t *testing.T) {
+	t.Parallel()
+	late := make(chan func() (*pb.TxnResponse, error), 10)
+	catcher := &batchCatcher{handle: func(_ context.Context, _ *pb.TxnRequest, send func() (*pb.TxnResponse, error)) error {
+		late <- send
+		return errLost
+	}}
+	se := openSession(t, newBatchStore(t, catcher.client(t)))
+	all := enqueueAll(t, se, ownNames(t, 3))
+	for catcher.caught.Load() == 0 {
+		if err := errors.Join(ownersTogether(t, se, all, "first")...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, e := range all {
+		if err := e.Extensions().SetOwner(t.Context(), store.Owner{Reason: "second"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resp, err := (<-late)()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range all {
+		if resp.Responses[i].GetResponseTxn().Succeeded {
+			t.Errorf("lock %s: the late batch has changed the entry", e.name)
+		}
+		wantReason(t, e, "second")
+	}
+}
+
+// A request that can wait, like the change of an owner, is sent at once only if no other is under way. So it takes no
+// place of those that cannot.
+func TestBatch_thatCanWait(t *testing.T) {
+	t.Parallel()
+	b, gate := newGatedBatcher(t, server(t))
+	gate.close()
+	names := ownNames(t, 3+etcdstore.MaxUnderWay)
+	all := make([]*creation, 0, len(names))
+	anyTime := func(name string) {
+		c := &creation{key: name, done: make(chan struct{})}
+		all = append(all, c)
+		go func() {
+			defer close(c.done)
+			c.resp, c.err = b.CreateAnyTime(t.Context(), name, name, "")
+		}()
+	}
+	anyTime(names[0])
+	gate.awaitSent(t, 1)
+	anyTime(names[1])
+	eventually(t, "the second request waits", func() bool { return b.Waiting() == 1 })
+	anyTime(names[2])
+	eventually(t, "the third request waits", func() bool { return b.Waiting() == 2 })
+	for i := range etcdstore.MaxUnderWay - 1 { // the others are sent at once
+		all = append(all, create(t.Context(), b, names[3+i], names[3+i], ""))
+		gate.awaitSent(t, 2+i)
+	}
+	last := names[len(names)-1]
+	all = append(all, queueUp(t.Context(), t, b, last, last, ""))
+	gate.open()
+	for _, c := range all {
+		c.wantCreated(t)
+	}
+	if got, want := sizes(gate.all()), []int{1, 1, 1, 1, 3}; !slices.Equal(got, want) {
+		t.Errorf("got transactions of %v requests, want %v", got, want)
 	}
 }
 

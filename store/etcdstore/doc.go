@@ -81,8 +81,8 @@
 //
 // # Batches
 //
-// Entries join, change their owner and leave with one transaction each. While four of them are under way for a
-// session, others wait, and are then sent together: nested in one transaction, each with its own conditions. So
+// Entries join, change their owner or mode, and leave with one transaction each. While four of them are under way for
+// a session, others wait, and are then sent together: nested in one transaction, each with its own conditions. So
 // entries of different lines may have the same order, which is the revision of the transaction. Entries of
 // one line never have: a batch has no name twice. A server that allows fewer than a hundred operations in a
 // transaction, or smaller requests, refuses some batches; their requests are then sent one by one, and the

@@ -11,7 +11,7 @@ import (
 // Other clients wait for the deletion of the key, and an earlier version of Stile takes the key for that
 // of an exclusive entry: both wait until the entry has left.
 func (e *entry) downgrade(ctx context.Context) error {
-	return e.change(ctx, "make the entry shared", func(v *value) { v.Mode = line.Shared })
+	return e.change(ctx, "make the entry shared", false, func(v *value) { v.Mode = line.Shared })
 }
 
 // sharedValue is how the value of a shared entry begins. That of an exclusive entry is smaller, and

@@ -54,7 +54,7 @@ var ErrOutOfStep = errOutOfStep
 
 // BehindAtBegin runs a watch of the keys that begin with keys, from the revision next, after quiet watches that were
 // behind. When the watch begins anew, BehindAtBegin ends it and returns how many of them it counts then. verify is
-// what its sink finds. After a failed attempt the watch begins anew if afterFailure is set.
+// what its sink finds, and afterFailure what its unknown returns.
 func (s *Store) BehindAtBegin(ctx context.Context, keys string, next int64, verify error, afterFailure bool) (behind int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -176,6 +176,13 @@ func BatcherOf(s store.Session) Batcher { return Batcher{s.(*session).batcher} }
 // Create sends the transaction that puts a key if it is not there, and reads it, for a lock name.
 func (b Batcher) Create(ctx context.Context, name, key, value string) (*clientv3.TxnResponse, error) {
 	return b.commit(ctx, name, createTxn(key, value))
+}
+
+// CreateAnyTime is Create with a transaction that can wait.
+func (b Batcher) CreateAnyTime(ctx context.Context, name, key, value string) (*clientv3.TxnResponse, error) {
+	t := createTxn(key, value)
+	t.canWait = true
+	return b.commit(ctx, name, t)
 }
 
 func createTxn(key, value string) txn {

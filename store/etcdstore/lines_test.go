@@ -357,43 +357,48 @@ func TestLines_besideLargeValues(t *testing.T) {
 // If a page takes longer than the server is given, less is asked for.
 func TestLines_slowPages(t *testing.T) {
 	t.Parallel()
-	testSlowLines(t, 6, 1000, "0", "1", "2", "3", "4", "5")
+	if pages, _ := testSlowLines(t, 6, 1000, "0", "1", "2", "3", "4", "5"); pages == 0 {
+		t.Error("no page was too large, so nothing was tested")
+	}
 }
 
-// The same holds for the rest of the lines of a page: here those of all parents of its last line.
+// Less is also asked for when the lines of a page are read to their end: here the lines of all parents of the last one.
 func TestLines_slowRestOfPages(t *testing.T) {
 	t.Parallel()
-	testSlowLines(t, 6, 3, "a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/e", "a/b/c/d/e/a", "a/b/c/d/e/a/b", "a/b/c/d/e/a/b/c")
+	_, rests := testSlowLines(t, 6, 6, "a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/e", "a/b/c/d/e/a", "a/b/c/d/e/a/b", "a/b/c/d/e/a/b/c")
+	if rests == 0 {
+		t.Error("no rest of a page was too large, so nothing was tested")
+	}
 }
 
-// testSlowLines lists lines with pages of 12 keys, while no page with more than inPage keys, and no rest of one with more than
-// inRest, is answered.
-func testSlowLines(t *testing.T, inPage, inRest int64, names ...string) {
-	var tooLarge atomic.Int32
+// testSlowLines lists lines with pages of 12 keys. The server never answers a request for a page of more than inPage keys,
+// or for more than inRest keys of the rest of a page. testSlowLines returns how many such requests there were.
+func testSlowLines(t *testing.T, inPage, inRest int64, names ...string) (pages, rests int32) {
+	t.Helper()
+	var largePages, largeRests atomic.Int32
 	slow := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		page, rest := keysAskedFor(req)
-		if page > inPage || rest > inRest {
-			tooLarge.Add(1)
-			<-ctx.Done()
-			return ctx.Err()
+		switch {
+		case page > inPage:
+			largePages.Add(1)
+		case rest > inRest:
+			largeRests.Add(1)
+		default:
+			return invoke(ctx, method, req, reply, cc, opts...)
 		}
-		return invoke(ctx, method, req, reply, cc, opts...)
+		<-ctx.Done()
+		return ctx.Err()
 	}
 	cli, _ := interceptedClient(t, slow)
 	prefix := newName(t) + "/"
-	se := openSession(t, newStore(t, server(t).Client(t), prefix))
-	for _, name := range names {
-		enqueue(t, se, name)
-	}
+	enqueueAll(t, openSession(t, newStore(t, server(t).Client(t), prefix)), names)
 	st := newStore(t, cli, prefix)
 	st.SetPageSizes(12, 12, 1<<20)
 	lines, err := store.CollectLines(st.Lines(t.Context(), ""))
 	if err != nil || len(lines) != len(names) {
 		t.Errorf("got %d lines, %v; want %d", len(lines), err, len(names))
 	}
-	if tooLarge.Load() == 0 {
-		t.Error("nothing was asked for that is too large, so nothing was tested")
-	}
+	return largePages.Load(), largeRests.Load()
 }
 
 // keysAskedFor returns how many keys a page, or the rest of one, may return.

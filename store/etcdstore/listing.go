@@ -52,8 +52,6 @@ type listing struct {
 	pageKeys int64  // how many keys are read at a time
 	queries  *leaseQueries
 	finished bool
-
-	pageSpans int // how many spans are read at a time
 }
 
 // next reads the next page.
@@ -144,11 +142,9 @@ func (l *listing) read(ctx context.Context) (*page, error) {
 		p.final = true
 	}
 	p.add(resp.Kvs, "")
-	if err := p.complete(ctx); err != nil { // with the size for which the server has just been fast enough
-		return nil, err
-	}
+	err = p.complete(ctx) // begins with the size for which the server has just been fast enough
 	l.resize(resp.Kvs)
-	return p, nil
+	return p, err
 }
 
 // tooMuch reports whether an attempt has failed because its answer was too large, or took too long.
@@ -222,10 +218,15 @@ func (p *page) complete(ctx context.Context) error {
 		from, end := k.entries(name)
 		spans = append(spans, span{max(from, k.prefix+p.last+"\x00"), end, name}, span{from: k.limit(name), name: name})
 	}
+	most := maxReadsPerTxn
 	for len(spans) > 0 {
-		read, resp, err := p.listing.readSpans(ctx, spans, p.rev)
+		asked := spans[:min(len(spans), most)]
+		read, resp, err := p.listing.readSpans(ctx, asked, p.rev)
 		if err != nil {
 			return err
+		}
+		if len(read) < len(asked) {
+			most = len(read)
 		}
 		spans = spans[len(read):]
 		for i, sp := range read {
@@ -240,24 +241,24 @@ func (p *page) complete(ctx context.Context) error {
 	return nil
 }
 
-// readSpans reads the first spans, or their beginnings, at a revision: about as many keys as a page has. It has a
-// time limit of its own, because there may be many.
+// readSpans reads spans at a revision: of each span at least one key, and of all together about as many as a page has.
+// If the server is too slow, only the first spans are read. It returns those that were read, with the responses in
+// their order. Each call has a time limit of its own, because a page may need many.
 func (l *listing) readSpans(ctx context.Context, spans []span, rev int64) (read []span, resp *clientv3.TxnResponse, err error) {
 	err = l.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
-		read = spans[:min(len(spans), l.pageSpans)]
-		limit := max(1, l.pageKeys/int64(len(read)))
-		gets := make([]clientv3.Op, 0, len(read))
-		for _, sp := range read {
+		limit := max(1, l.pageKeys/int64(len(spans)))
+		gets := make([]clientv3.Op, 0, len(spans))
+		for _, sp := range spans {
 			gets = append(gets, clientv3.OpGet(sp.from, clientv3.WithRange(sp.end), clientv3.WithLimit(limit), clientv3.WithRev(rev)))
 		}
 		resp, err = l.store.cli.Txn(ctx).Then(gets...).Commit()
 		if tooMuch(ctx, err) {
 			l.halve()
-			l.pageSpans = max(1, len(read)/2) // of each span at least one key is read
+			spans = spans[:max(1, len(spans)/2)]
 		}
 		return err
 	})
-	return read, resp, err
+	return spans, resp, err
 }
 
 // incomplete returns the names of which keys may come after the last one that was read.

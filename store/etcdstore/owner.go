@@ -13,7 +13,7 @@ import (
 // setOwner is [store.Extensions.SetOwner]. The watch of the entry's key ignores the put, because the
 // lease is still the session's.
 func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
-	return e.change(ctx, "change the owner of the entry", func(v *value) { v.Owner = owner })
+	return e.change(ctx, "change the owner of the entry", true, func(v *value) { v.Owner = owner })
 }
 
 // change applies set to the entry's value. It puts the key again under the same lease, which keeps the
@@ -22,7 +22,9 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 // The request names the mod revision that it replaces, so an attempt that is carried out late, after
 // another, has no effect. Each attempt puts all that was set when it read which revision it replaces.
 // So a put never undoes what another call has set.
-func (e *entry) change(ctx context.Context, op string, set func(*value)) error {
+//
+// The request may wait for others if canWait is set; see [txn].
+func (e *entry) change(ctx context.Context, op string, canWait bool, set func(*value)) error {
 	se := e.session
 	if !e.setValue(set) {
 		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
@@ -38,7 +40,7 @@ func (e *entry) change(ctx context.Context, op string, set func(*value)) error {
 		}
 		put := []clientv3.Op{clientv3.OpPut(e.key, text, clientv3.WithLease(se.lease))}
 		unchanged := clientv3.Compare(clientv3.ModRevision(e.key), "=", replaced)
-		t := txn{conditions: append(e.attachedCmps(), unchanged), then: put, otherwise: reads}
+		t := txn{conditions: append(e.attachedCmps(), unchanged), then: put, otherwise: reads, canWait: canWait}
 		var resp *clientv3.TxnResponse
 		err = se.attempt(bounded, e.req.Name, func(commit commitFunc) (err error) {
 			resp, err = commit(t)

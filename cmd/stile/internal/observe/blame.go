@@ -146,7 +146,8 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 		}
 		for i := range l.Holders {
 			sum := c.count(in, of, l, place{&l.Holders[i], true}, now)
-			if from = latest(from, c.begin); from.Before(to) { // count may have forgotten what was before
+			from = latest(from, c.begin) // count may have forgotten what was before
+			if from.Before(to) {
 				sum.Waited += to.Sub(from) * time.Duration(len(l.Waiters)) / time.Duration(len(l.Holders))
 			}
 		}
@@ -154,7 +155,8 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 	}
 }
 
-// count counts a holder and the waiters of a line in the sum of an interval that belongs to the holder, and returns it.
+// count returns the sum of a holder in an interval, after it has counted the holder and the waiters of its line there
+// once each. To make room for them it may forget other sums, and so change c.begin.
 func (c *charges) count(in *chargedInterval, of *chargees, l stile.Line, holder place, now time.Time) *Blame {
 	key, owner := keyOfCharge(l.Name, &holder.entry.Owner), ownerOnly(holder.entry.Owner)
 	sum := c.sum(in, key, &owner, now)

@@ -128,7 +128,8 @@ func TestBlame_manyHoldersInAMinute(t *testing.T) {
 	}
 }
 
-// Waiting before the time from which it is known is not charged, not even in lines that did not change since.
+// If earlier waiting was forgotten, none from before that is charged later, not even in lines that have not changed
+// since.
 func TestBlame_nothingFromBefore(t *testing.T) {
 	c, began := newCharges(), time.Now().Truncate(time.Hour)
 	wait := func(name string, holder uint64) stile.Line {
