@@ -1,6 +1,10 @@
 package redisstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/redis/rueidis"
+)
 
 // renewedTogether is the largest number of entries in one renewal: the server does nothing else meanwhile, for
 // about a millisecond.
@@ -23,14 +27,18 @@ func (r renewal) operation(keep time.Duration) operation {
 }
 
 // notRenewed returns visits to the entries that were not renewed, because they are not alone any more, or the
-// server has refused the operation.
-func (r renewal) notRenewed(all reply) (visits []visit) {
-	done, err := all.AsIntSlice()
+// server has refused the operation. If the operation was not answered, it returns the error instead: the entries
+// may be alone as before, and to visit them all would cost a server that is too slow twice as much.
+func (r renewal) notRenewed(all reply) (visits []visit, err error) {
+	if _, answered := rueidis.IsRedisErr(all.err); all.err != nil && !(answered && refused(all.err)) {
+		return nil, all.err
+	}
+	done, err := all.numbers()
 	for i, e := range r.entries {
-		if all.err != nil || err != nil || i >= len(done) || done[i] != 1 {
+		if err != nil || i >= len(done) || done[i] != 1 {
 			e.alone.Store(false)
 			visits = append(visits, r.store.visits(e.line, []*entry{e})...)
 		}
 	}
-	return visits
+	return visits, nil
 }

@@ -1,7 +1,9 @@
 package redisstore_test
 
 import (
+	"context"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,6 +149,37 @@ func TestConfirm_renewsTogetherWithBroken(t *testing.T) {
 	}
 }
 
+// A confirmation that was not answered does not make the next one more expensive: the server may have been too slow.
+func TestConfirm_renewsTogetherAfterFailure(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	proxy := testservers.NewProxy(t, server.Addr())
+	se := open(t, storeAt(t, proxy.Addr()), longTTL)
+	const locks = 50
+	for i := range locks {
+		hold(t, se, strconv.Itoa(i))
+	}
+	confirm(t, se)
+	proxy.Hold()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := se.Confirm(ctx); err == nil {
+		t.Fatal("Confirm succeeded without an answer")
+	}
+	proxy.Reset()
+	proxy.Release()
+	if n := renewals(t, server, se); n > locks/2 {
+		t.Errorf("the next confirmation: %d operations, want one for all locks", n)
+	}
+	eventually(t, "the entries say that their client has subscribed again", func() bool {
+		if n := renewals(t, server, se); n > locks/2 {
+			t.Fatalf("a later confirmation: %d operations, want one for all locks", n)
+		}
+		known, err := server.Do("HGET", redisstore.Keys("", "0")[4], holderOf(t, server, "0")).ToString()
+		return err == nil && strings.Contains(known, "|l|")
+	})
+}
+
 // The keys beside the lock are not set at each renewal, but always outlast the lease.
 // Promise: P5
 func TestKeys_outlastRenewedLease(t *testing.T) {
@@ -194,7 +227,8 @@ func TestVisit_alone(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	l := rawLine{server, newName(t)}
-	l.do(t, "join", "holder.x", "600000", "0", "nobody", "", "{}")
+	const text = "{|}\n{|}"
+	l.do(t, "join", "holder.x", "600000", "0", "nobody", "", text)
 	leases, entries := redisstore.Keys("", l.name)[3], redisstore.Keys("", l.name)[4]
 	lease := func() string {
 		t.Helper()
@@ -205,18 +239,30 @@ func TestVisit_alone(t *testing.T) {
 		return score
 	}
 	before := lease()
+	known := func(flag string) {
+		t.Helper()
+		if got, err := server.Do("HGET", entries, "holder.x").ToString(); err != nil || got != "nobody|"+flag+"|"+text {
+			t.Errorf("the information about the entry is %q (%v), want it to have the flag %q", got, err, flag)
+		}
+	}
+	l.do(t, "visit", "1000", "l", "holder.x") // not renewed: that would shorten the lease
 	l.do(t, "visit", "1000", "l", "holder.x")
-	l.do(t, "visit", "1000", "l", "holder.x")
+	known("l")
 	if after := lease(); after != before {
 		t.Errorf("the lease ended at %s, and a shorter visit has set it to %s", before, after)
 	}
-	if known, err := server.Do("HGET", entries, "holder.x").ToString(); err != nil || known != "nobody|l|{}" {
-		t.Errorf("the information about the entry is %q (%v), want it to say that the client has subscribed", known, err)
+	for _, flag := range []string{"", "l"} {
+		l.do(t, "visit", "1200000", flag, "holder.x") // renewed
+		known(flag)
+	}
+	if after := lease(); after == before {
+		t.Errorf("a longer visit has left the end of the lease at %s", after)
 	}
 	l.do(t, "detach", "holder.x", "600000")
 	before = lease()
 	for _, flag := range []string{"", "l"} {
-		l.do(t, "visit", "1200000", flag, "holder.x")
+		l.do(t, "visit", "1800000", flag, "holder.x")
+		known("t")
 	}
 	if after := lease(); after != before {
 		t.Errorf("the lease of a detached entry ended at %s, and a visit has set it to %s", before, after)

@@ -153,6 +153,14 @@ func (r reply) number() (int64, error) {
 	return r.AsInt64()
 }
 
+// numbers returns a reply that is a list of integers.
+func (r reply) numbers() ([]int64, error) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.AsIntSlice()
+}
+
 // strings returns a reply that is a list of strings.
 func (r reply) strings() ([]string, error) {
 	if r.err != nil {

@@ -78,7 +78,8 @@ func (se *session) Confirm(ctx context.Context) error {
 	err = cmp.Or(err, se.applyVisits(visits, all[1+len(renewals):]))
 	var again []visit
 	for i, r := range renewals {
-		again = append(again, r.notRenewed(all[1+i])...)
+		visits, e := r.notRenewed(all[1+i])
+		again, err = append(again, visits...), cmp.Or(err, e)
 	}
 	if err == nil && len(again) > 0 {
 		operations = operations[:0]
