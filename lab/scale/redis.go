@@ -85,13 +85,14 @@ func (s *servers) startRedis(ctx context.Context, program string, n int) error {
 const sentinelMaster = "mymaster"
 
 // sentinelConfig returns the configuration of a sentinel that considers the master down after a second. On a slow
-// machine it may do so while the servers start. The next failover is then possible after twice the failover timeout.
+// machine that may happen already while the servers start. The failover timeout is short, because the next failover
+// begins only after twice that.
 func sentinelConfig(master, addr, dir string) string {
 	return strings.Join([]string{
 		"port " + port(addr), "bind " + host(addr), "dir " + dir,
 		"sentinel monitor " + sentinelMaster + " " + host(master) + " " + port(master) + " 1",
 		"sentinel down-after-milliseconds " + sentinelMaster + " 1000",
-		"sentinel failover-timeout " + sentinelMaster + " 2000",
+		"sentinel failover-timeout " + sentinelMaster + " 3000",
 	}, "\n") + "\n"
 }
 

@@ -19,7 +19,7 @@ type txn struct {
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
 
-	canWait bool // no call depends on when it is sent: a batcher sends it with others if any is under way
+	canWait bool // it is not urgent: a batcher sends it at once only if nothing is under way, and else with others
 }
 
 func (t txn) commit(ctx context.Context, cli *clientv3.Client) (*clientv3.TxnResponse, error) {
@@ -64,8 +64,8 @@ const (
 // one of those is answered, but not longer than batchDelay. Then all that wait are sent in one transaction, the
 // batch, in which they are nested. That costs the servers and this process much less than sending them one by one.
 //
-// Changes of an owner wait while any transaction is under way. So there are never so many of them that others wait,
-// unless they concern one lock.
+// A request that can wait, like the change of an owner, waits while any transaction is under way. So a burst of them is
+// sent in a few batches, and hardly makes others wait.
 //
 // Three rules keep the outcome of a request what it would be alone:
 //

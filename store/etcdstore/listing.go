@@ -50,6 +50,7 @@ type listing struct {
 	prefix   string
 	done     string // all keys up to here have been read, and all names less than it have been handled
 	pageKeys int64  // how many keys are read at a time
+	maxSpans int    // how many spans are read at a time
 	queries  *leaseQueries
 	finished bool
 }
@@ -170,6 +171,7 @@ func (l *listing) resize(kvs []*mvccpb.KeyValue) {
 	}
 	sizes := l.store.pageSizes
 	l.pageKeys = max(1, min(2*l.pageKeys, l.pageKeys*int64(sizes.bytes)/int64(size), sizes.most))
+	l.maxSpans = min(2*l.maxSpans, maxReadsPerTxn)
 }
 
 // add adds keys to their lines, or to the line of one name only.
@@ -218,15 +220,14 @@ func (p *page) complete(ctx context.Context) error {
 		from, end := k.entries(name)
 		spans = append(spans, span{max(from, k.prefix+p.last+"\x00"), end, name}, span{from: k.limit(name), name: name})
 	}
-	most := maxReadsPerTxn
 	for len(spans) > 0 {
-		asked := spans[:min(len(spans), most)]
+		asked := spans[:min(len(spans), p.listing.maxSpans)]
 		read, resp, err := p.listing.readSpans(ctx, asked, p.rev)
 		if err != nil {
 			return err
 		}
 		if len(read) < len(asked) {
-			most = len(read)
+			p.listing.maxSpans = len(read)
 		}
 		spans = spans[len(read):]
 		for i, sp := range read {
@@ -241,9 +242,9 @@ func (p *page) complete(ctx context.Context) error {
 	return nil
 }
 
-// readSpans reads spans at a revision: of each span at least one key, and of all together about as many as a page has.
-// If the server is too slow, only the first spans are read. It returns those that were read, with the responses in
-// their order. Each call has a time limit of its own, because a page may need many.
+// readSpans reads spans at a revision. It asks for at least one key of each, and for about as many in all as a page
+// has. After an attempt that took too long it asks for the first half of the spans only. It returns those that it has
+// read, with the responses in their order. Each call has a time limit of its own, because a page may need many calls.
 func (l *listing) readSpans(ctx context.Context, spans []span, rev int64) (read []span, resp *clientv3.TxnResponse, err error) {
 	err = l.store.attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
 		limit := max(1, l.pageKeys/int64(len(spans)))

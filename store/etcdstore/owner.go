@@ -23,7 +23,7 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 // another, has no effect. Each attempt puts all that was set when it read which revision it replaces.
 // So a put never undoes what another call has set.
 //
-// The request may wait for others if canWait is set; see [txn].
+// canWait is that of the [txn].
 func (e *entry) change(ctx context.Context, op string, canWait bool, set func(*value)) error {
 	se := e.session
 	if !e.setValue(set) {

@@ -48,7 +48,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // their keys are read twice, and the first line comes after the first reading. The memory stays the same.
 func (s *Store) Lines(ctx context.Context, prefix string) iter.Seq2[store.Line, error] {
 	return func(yield func(store.Line, error) bool) {
-		l := &listing{store: s, prefix: prefix, done: prefix, pageKeys: s.pageSizes.first, queries: newLeaseQueries()}
+		l := &listing{store: s, prefix: prefix, done: prefix, pageKeys: s.pageSizes.first, maxSpans: maxReadsPerTxn, queries: newLeaseQueries()}
 		l.finished = strings.HasPrefix(prefix, reservedName+"/")
 		for !l.finished {
 			page, err := l.next(ctx)

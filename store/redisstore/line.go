@@ -133,7 +133,7 @@ func (s *Store) isSubscribed(l lineKeys) bool {
 	return sub != nil && sub.active.Load()
 }
 
-// flag returns the flag that the information about an undetached entry must have: see line.lua.
+// flag returns the flag that the information about an undetached entry is to have: see line.lua.
 func (s *Store) flag(l lineKeys) string {
 	if s.isSubscribed(l) {
 		return "l"

@@ -37,7 +37,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if op == 'visit' and not ARGV[9] then
 	local id = ARGV[8]
 	local order = redis.call('ZSCORE', H, id)
-	if order and renew(K, H, X, E, id, ARGV[7], tonumber(ARGV[6])) then return { ARGV[6], 'in', order } end
+	if order and renew(K, H, X, E, id, tonumber(ARGV[6])) then return { ARGV[6], 'in', order } end
 end
 
 -- The value of the lock's key. A key that is not a string counts as a foreign value.

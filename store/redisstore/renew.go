@@ -23,17 +23,17 @@ func (r renewal) operation(keep time.Duration) operation {
 	for _, e := range r.entries {
 		lines, ids = append(lines, e.line), append(ids, e.id)
 	}
-	return operation{line: lines[0], others: lines[1:], op: "renew", args: append([]string{milliseconds(keep), r.store.flag(lines[0])}, ids...)}
+	return operation{line: lines[0], others: lines[1:], op: "renew", args: append([]string{milliseconds(keep)}, ids...)}
 }
 
-// notRenewed returns visits to the entries that were not renewed, because they are not alone any more, or the
-// server has refused the operation. If the operation was not answered, it returns the error instead: the entries
-// may be alone as before, and to visit them all would cost a server that is too slow twice as much.
-func (r renewal) notRenewed(all reply) (visits []visit, err error) {
-	if _, answered := rueidis.IsRedisErr(all.err); all.err != nil && !(answered && refused(all.err)) {
-		return nil, all.err
+// notRenewed returns visits to the entries that were not renewed, because they are not alone any more, or the server
+// has refused the operation. If the server has not answered, or could not carry it out now, notRenewed returns the
+// error: the entries may be alone as before, and visits would cost a server that is too slow twice as much.
+func (r renewal) notRenewed(answer reply) (visits []visit, err error) {
+	if _, answered := rueidis.IsRedisErr(answer.err); answer.err != nil && (!answered || !refused(answer.err)) {
+		return nil, answer.err
 	}
-	done, err := all.numbers()
+	done, err := answer.numbers()
 	for i, e := range r.entries {
 		if err != nil || i >= len(done) || done[i] != 1 {
 			e.alone.Store(false)

@@ -34,7 +34,7 @@ type script struct{ text, sum string }
 var theScript = sync.OnceValue(func() script {
 	text := `local time = redis.call('TIME')
 local KEYS_TTL = 60000 -- how long the keys of a line are kept after all leases have ended
-local function renew(K, H, X, E, id, flag, ms)
+local function renew(K, H, X, E, id, ms)
 ` + renewScript + `end
 local function operate(KEYS, ARGV)
 ` + lineScript + "end\n" + setScript

@@ -75,12 +75,14 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err == nil && renewed == 0 {
 		return se.endLost()
 	}
-	err = cmp.Or(err, se.applyVisits(visits, all[1+len(renewals):]))
 	var again []visit
-	for i, r := range renewals {
-		visits, e := r.notRenewed(all[1+i])
-		again, err = append(again, visits...), cmp.Or(err, e)
+	if err == nil { // otherwise the server may refuse everything, whatever the lines are
+		for i, r := range renewals {
+			more, e := r.notRenewed(all[1+i])
+			again, err = append(again, more...), cmp.Or(err, e)
+		}
 	}
+	err = cmp.Or(err, se.applyVisits(visits, all[1+len(renewals):]))
 	if err == nil && len(again) > 0 {
 		operations = operations[:0]
 		for _, v := range again {

@@ -1,14 +1,14 @@
 -- The script's entry point. line.lua is the body of the function operate, which does one operation on one
 -- line, and renew.lua that of the function renew. Here they are called for several lines.
 --
--- renew ms flag id…: calls renew for each line. KEYS has, for each, the lock's key, the holders, the leases and
+-- renew ms id…: calls renew for each line. KEYS has, for each, the lock's key, the holders, the leases and
 -- the information about the entries. Returns 1 for each entry that was renewed, and 0 for the others, which must
 -- be visited: nothing has changed for them.
 if ARGV[1] == 'renew' then
-	local ms, flag, renewed = tonumber(ARGV[2]), ARGV[3], {}
-	for i = 1, #ARGV - 3 do
+	local ms, renewed = tonumber(ARGV[2]), {}
+	for i = 1, #ARGV - 2 do
 		local K, H, X, E = unpack(KEYS, 4 * i - 3, 4 * i)
-		renewed[i] = renew(K, H, X, E, ARGV[3 + i], flag, ms) and 1 or 0
+		renewed[i] = renew(K, H, X, E, ARGV[2 + i], ms) and 1 or 0
 	end
 	return renewed
 end

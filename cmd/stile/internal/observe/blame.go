@@ -155,8 +155,8 @@ func (c *charges) charge(l stile.Line, now time.Time) {
 	}
 }
 
-// count returns the sum of a holder in an interval, after it has counted the holder and the waiters of its line there
-// once each. To make room for them it may forget other sums, and so change c.begin.
+// count counts the holder and each waiter of its line once in the holder's sum of an interval, and returns that sum.
+// To make room it may forget other sums, and then changes c.begin.
 func (c *charges) count(in *chargedInterval, of *chargees, l stile.Line, holder place, now time.Time) *Blame {
 	key, owner := keyOfCharge(l.Name, &holder.entry.Owner), ownerOnly(holder.entry.Owner)
 	sum := c.sum(in, key, &owner, now)
