@@ -203,6 +203,18 @@ func TestConcessions_twoGrantsAfterEviction(t *testing.T) {
 			t.Errorf("got violations %+v, want 4 conceded", v.Violations)
 		}
 	})
+	t.Run("the client of the ended lease learns last that it was admitted", func(t *testing.T) {
+		s := newScenario(t)
+		s.Run.Target = "stile@etcd3"
+		s.fault(1, "leader-pause", "m1", "leader", 340, 1341)
+		s.acquires("w1", 20, 300, 1345)
+		s.acquires("w2", 21, 310, 1343)
+		s.loses("w1", 20, 1346)
+		s.releases("w2", 21, 1400)
+		if v := s.judge(); v.Conceded() != 2 {
+			t.Errorf("got violations %+v, want 2 conceded", v.Violations)
+		}
+	})
 	t.Run("unknown tokens: a quarter of a TTL", func(t *testing.T) {
 		for granted, excused := range map[int64]bool{841: true, 842: false} {
 			s := newScenario(t)

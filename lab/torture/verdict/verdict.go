@@ -506,7 +506,8 @@ func (s *Strike) mayHaveCaused(v *Violation, ttl int64) bool {
 // mayHaveEnded reports whether a strike can have ended one of several holds, which cannot exist
 // together, without its holder knowing it when the last of them was granted. If the entries of all
 // were admitted after the strike, it excuses nothing. The last of the holds counts only if it had the
-// entry of an earlier hold: a client that does not know that its entry has ended may lock again with it.
+// entry of an earlier hold: a client that does not know that its entry has ended may lock again with it. A hold of
+// which its client learned last is not the last if another has a larger token: the store admitted that one later.
 func (s *Strike) mayHaveEnded(holds []*Hold, run history.Run) bool {
 	if len(holds) < 2 {
 		return false
@@ -517,6 +518,9 @@ func (s *Strike) mayHaveEnded(holds []*Hold, run history.Run) bool {
 	holds = slices.Clone(holds)
 	slices.SortStableFunc(holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
 	last := holds[len(holds)-1]
+	if slices.ContainsFunc(holds, func(h *Hold) bool { return last.Token != 0 && h.Token > last.Token }) {
+		last = nil
+	}
 	return slices.ContainsFunc(holds, func(h *Hold) bool {
 		return (h != last || h.from < h.Return) && h.from <= s.To+s.grantDelay(run.TTL) && !h.proven(run.Offers)
 	})
