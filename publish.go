@@ -22,7 +22,7 @@ const (
 	// publishAttempts is the number of attempts. Nothing depends on their success.
 	publishAttempts = 3
 	// publishParallel is how many holds of a client are published at the same time. They are many, because
-	// package etcdstore sends requests that come at the same time together.
+	// a store may send requests that come at the same time together, as package etcdstore does.
 	publishParallel = 32
 )
 

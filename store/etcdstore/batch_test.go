@@ -817,7 +817,8 @@ func enqueueAll(t *testing.T, se store.Session, names []string) (all []*testEntr
 	return all
 }
 
-// Owners are changed in batches too. An entry that somebody else has removed is reported, the others are changed.
+// Owners are changed in batches too. SetOwner of an entry that somebody else has removed returns ErrGone. The others
+// succeed.
 func TestBatch_owners(t *testing.T) {
 	t.Parallel()
 	cli, gate := newTxnGate(t, clientv3.Config{Endpoints: []string{server(t).Endpoint()}})

@@ -172,6 +172,46 @@ func TestConfirm_renewsTogetherAfterFailure(t *testing.T) {
 	}
 }
 
+// Whether the client has subscribed, which changes with each lost connection, does not matter for holders: they are
+// renewed together in any case.
+func TestConfirm_renewsTogetherUnsubscribed(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	se := open(t, storeAt(t, server.Addr()), longTTL)
+	hold(t, se, "a")
+	hold(t, se, "b")
+	confirm(t, se)
+	for _, flag := range []string{"", "l"} {
+		for _, name := range []string{"a", "b"} {
+			server.Do("HSET", redisstore.Keys("", name)[4], holderOf(t, server, name), "client|"+flag+"|{}")
+		}
+		if n := renewals(t, server, se); n != 1 {
+			t.Errorf("flag %q: %d operations, want one for both locks", flag, n)
+		}
+	}
+}
+
+// A server that refuses everything for a while, such as because of its rights, does not make the next confirmation more
+// expensive either.
+func TestConfirm_renewsTogetherAfterRefusal(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	se := open(t, storeAt(t, server.Addr()), longTTL)
+	const locks = 50
+	for i := range locks {
+		hold(t, se, strconv.Itoa(i))
+	}
+	confirm(t, se)
+	server.Do("ACL", "SETUSER", "default", "-pexpire", "-evalsha", "-eval")
+	if err := se.Confirm(t.Context()); err == nil {
+		t.Fatal("Confirm succeeded although it was refused")
+	}
+	server.Do("ACL", "SETUSER", "default", "+@all")
+	if n := renewals(t, server, se); n > locks/2 {
+		t.Errorf("the next confirmation: %d operations, want one for all locks", n)
+	}
+}
+
 // The keys beside the lock are not set at each renewal, but always outlast the lease.
 // Promise: P5
 func TestKeys_outlastRenewedLease(t *testing.T) {
