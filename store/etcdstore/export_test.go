@@ -12,6 +12,9 @@ import (
 	"github.com/stilelock/stile/store/internal/examine"
 )
 
+// MaxAttempts is how many attempts of a store may be under way.
+const MaxAttempts = maxAttempts
+
 // Times has the fields of times.
 type Times struct {
 	HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, VerifyInterval, RetryDelay, AnswerTimeout, BatchDelay, EpochPause time.Duration

@@ -15,11 +15,25 @@ import (
 // firstPause is the first pause after an attempt that failed at once.
 const firstPause = 20 * time.Millisecond
 
+// maxAttempts is how many attempts of a store may be under way at the same time. A server that is sent thousands of
+// requests at once answers none of them in time. They are repeated, and it refuses all others when 5000 are committed
+// and not applied ("too many requests"; maxGapBetweenApplyAndCommitIndex in etcd's server/etcdserver/v3_server.go).
+// Ten processes that each opened a thousand sessions at once sent three times as many requests without this limit, and
+// some gave up after [attempts.MaxDuration]. It is larger than what one session has under way, with
+// full batches: see maxUnderWay.
+const maxAttempts = 512
+
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
 // in flight when the leader dies hangs in the server for seven seconds, although a new leader is
 // elected after little more than one.
 func (s *Store) attempt(ctx context.Context, request func(context.Context) error) error {
 	return s.pace.UntilAnswered(ctx, firstPause, refused, request)
+}
+
+// attemptUrgent is attempt for a request on which the life of a session depends. It is not counted in maxAttempts and
+// does not wait.
+func (s *Store) attemptUrgent(ctx context.Context, request func(context.Context) error) error {
+	return s.pace.UntilAnsweredUrgent(ctx, firstPause, refused, request)
 }
 
 // errNoAnswer is the cause with which a call without a session times out.

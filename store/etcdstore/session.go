@@ -130,7 +130,7 @@ func (se *session) checkEntries(ctx context.Context) error {
 		}
 		before := se.seenRevision.Load()
 		var resp *clientv3.TxnResponse
-		err := se.store.attempt(ctx, func(ctx context.Context) (err error) {
+		err := se.store.attemptUrgent(ctx, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).Then(gets...).Commit()
 			return err
 		})

@@ -35,10 +35,22 @@ const MaxPause = 500 * time.Millisecond
 // slow, because the server carries out both requests. So the first timeout is four times what a
 // request usually takes, within [MinTimeout] and [MaxTimeout].
 //
-// The zero Pace knows nothing: its timeout is MinTimeout. Its methods may be called concurrently.
+// A Pace may also limit how many attempts are under way at the same time; see [NewPace].
+//
+// The zero Pace knows nothing: its timeout is MinTimeout. It has no limit. The methods of a Pace may be called
+// concurrently.
 type Pace struct {
+	places chan struct{} // has an element for each attempt under way; nil for no limit
+
 	mu    sync.Mutex
 	usual time.Duration
+}
+
+// NewPace returns a Pace that knows nothing and lets at most parallel attempts be under way; parallel must be
+// positive. Further ones wait for a place, and their timeouts begin when they have it. So a thousand requests that
+// come at the same time are carried out one after the other, and none is repeated because it waited for the others.
+func NewPace(parallel int) *Pace {
+	return &Pace{places: make(chan struct{}, parallel)}
 }
 
 // Timeout returns the timeout for the first attempt of a request.
@@ -76,16 +88,35 @@ func UntilAnswered(
 }
 
 // UntilAnswered is the function UntilAnswered, with a timeout for the first attempts that suits the
-// pace of the server. It may be called concurrently.
+// pace of the server. Each attempt waits for a place. So request must not call UntilAnswered of the same Pace: all
+// places could be taken by requests that wait for another one.
 func (p *Pace) UntilAnswered(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	timeout, pause := p.Timeout(), firstPause
+	return p.untilAnswered(ctx, p.places, firstPause, refused, request)
+}
+
+// UntilAnsweredUrgent is UntilAnswered for a request that must not wait for others: no attempt waits for a place,
+// or takes one.
+func (p *Pace) UntilAnsweredUrgent(
+	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
+) error {
+	return p.untilAnswered(ctx, nil, firstPause, refused, request)
+}
+
+func (p *Pace) untilAnswered(
+	ctx context.Context, places chan struct{}, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
+) error {
+	pause := firstPause
+	var timeout time.Duration
 	var last error
 	lastCutShort := false
 	for n := 0; ; n++ {
-		if ctx.Err() != nil {
+		if !enter(ctx, places) {
 			return GaveUp(ctx, last)
+		}
+		if n == 0 {
+			timeout = p.Timeout() // as those have found that had the places before
 		}
 		attempt, cancel := context.WithTimeout(ctx, timeout)
 		start := time.Now()
@@ -93,6 +124,7 @@ func (p *Pace) UntilAnswered(
 		cutShort := attempt.Err() != nil
 		cancel()
 		took := time.Since(start)
+		leave(places)
 		if err == nil || refused(err) {
 			p.note(took)
 			return err
@@ -112,6 +144,30 @@ func (p *Pace) UntilAnswered(
 			Sleep(ctx, pause)
 			pause = min(2*pause, MaxPause)
 		}
+	}
+}
+
+// enter waits for a place, unless places is nil. It returns false, and has no place, if ctx has ended.
+func enter(ctx context.Context, places chan struct{}) bool {
+	if places == nil {
+		return ctx.Err() == nil
+	}
+	select {
+	case places <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	if ctx.Err() != nil {
+		leave(places)
+		return false
+	}
+	return true
+}
+
+// leave gives back the place.
+func leave(places chan struct{}) {
+	if places != nil {
+		<-places
 	}
 }
 

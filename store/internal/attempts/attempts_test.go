@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,6 +156,113 @@ func TestPace_fastAgain(t *testing.T) {
 	})
 }
 
+// Of five requests at most two are under way. The others wait, and none is repeated because of that: its timeout
+// begins when it has its place.
+func TestPace_limit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(2)
+		start := time.Now()
+		var mu sync.Mutex
+		var begun []time.Duration
+		var calls sync.WaitGroup
+		for range 5 {
+			calls.Go(func() {
+				err := pace.UntilAnswered(t.Context(), firstPause, refused, func(ctx context.Context) error {
+					mu.Lock()
+					begun = append(begun, time.Since(start))
+					mu.Unlock()
+					time.Sleep(attempts.MinTimeout - time.Millisecond)
+					return ctx.Err()
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+		took := attempts.MinTimeout - time.Millisecond
+		if want := []time.Duration{0, 0, took, took, 2 * took}; !slices.Equal(begun, want) {
+			t.Errorf("attempts began at %v; want %v", begun, want)
+		}
+	})
+}
+
+// A request that has waited for a place has the timeout that the requests before it have found to be right.
+func TestPace_slowServerWithLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(1)
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			_ = pace.UntilAnswered(t.Context(), firstPause, refused, func(context.Context) error {
+				time.Sleep(3 * time.Second) // like a request whose cancellation is ignored
+				return nil
+			})
+		})
+		synctest.Wait()
+		n := 0
+		err := pace.UntilAnswered(t.Context(), firstPause, refused, func(ctx context.Context) error {
+			n++
+			attempts.Sleep(ctx, 3*time.Second)
+			return ctx.Err()
+		})
+		if err != nil || n != 1 {
+			t.Errorf("got %d attempts and %v, want one", n, err)
+		}
+		calls.Wait()
+	})
+}
+
+// A request has a place while an attempt is under way, and not in the pause after it.
+func TestPace_noPlaceDuringPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(1)
+		s := &script{answers: []func(context.Context) error{answering(errCut), answering(nil)}}
+		var calls sync.WaitGroup
+		calls.Go(func() { _ = pace.UntilAnswered(t.Context(), firstPause, refused, s.request) })
+		synctest.Wait() // it pauses
+		start := time.Now()
+		if err := pace.UntilAnswered(t.Context(), firstPause, refused, answering(nil)); err != nil {
+			t.Error(err)
+		}
+		if waited := time.Since(start); waited != 0 {
+			t.Errorf("another request waited for %v", waited)
+		}
+		calls.Wait()
+	})
+}
+
+// While all places are taken a request waits until its context ends, and an urgent one does not wait.
+func TestPace_allPlacesTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(1)
+		taken, giveBack := context.WithCancel(t.Context())
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			_ = pace.UntilAnswered(t.Context(), firstPause, refused, func(context.Context) error { <-taken.Done(); return nil })
+		})
+		synctest.Wait()
+
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, errGone)
+		defer cancel()
+		err := pace.UntilAnswered(ctx, firstPause, refused, func(context.Context) error {
+			t.Error("a request without a place was sent")
+			return nil
+		})
+		if !errors.Is(err, errGone) {
+			t.Errorf("got %v, want the cause of the context", err)
+		}
+		if err := pace.UntilAnsweredUrgent(t.Context(), firstPause, refused, answering(errRefused)); err != errRefused {
+			t.Errorf("urgent: got %v, want the answer", err)
+		}
+
+		giveBack()
+		calls.Wait()
+		if err := pace.UntilAnswered(t.Context(), firstPause, refused, answering(nil)); err != nil {
+			t.Errorf("after the place was given back: %v", err)
+		}
+	})
+}
+
 func TestUntilAnswered_pausesGetLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -203,9 +311,9 @@ func TestUntilAnswered_errorHasCauseAndLastError(t *testing.T) {
 		answers []func(context.Context) error
 		want    string
 	}{
-		"in a pause":           {[]func(context.Context) error{answering(errCut)}, "the session is gone (last error: connection reset)"},
-		"in a later attempt":   {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last error: connection reset)"},
-		"in the first attempt": {[]func(context.Context) error{silent}, "the session is gone (last error: context canceled)"},
+		"in a pause":                               {[]func(context.Context) error{answering(errCut)}, "the session is gone (last error: connection reset)"},
+		"in a later attempt":                       {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last error: connection reset)"},
+		"in the first attempt":                     {[]func(context.Context) error{silent}, "the session is gone (last error: context canceled)"},
 		"in the first attempt, with another error": {[]func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return errCut }}, "the session is gone (last error: connection reset)"},
 	} {
 		t.Run(name, func(t *testing.T) {
