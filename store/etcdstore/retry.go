@@ -16,12 +16,12 @@ import (
 const firstPause = 20 * time.Millisecond
 
 // maxAttempts is how many attempts of a store may be under way at the same time. A server that is sent thousands of
-// requests at once answers none of them in time. They are repeated, and it refuses all others when 5000 are committed
-// and not applied ("too many requests"; maxGapBetweenApplyAndCommitIndex in etcd's server/etcdserver/v3_server.go).
-// Ten processes that each opened a thousand sessions at once sent three times as many requests without this limit, and
-// some gave up after [attempts.MaxDuration]. It is larger than what one session has under way, with
-// full batches: see maxUnderWay.
-const maxAttempts = 512
+// requests at once answers none of them in time, so they are sent again. When 5000 are committed and not applied, it
+// refuses all others ("too many requests": maxGapBetweenApplyAndCommitIndex in etcd's
+// server/etcdserver/v3_server.go). Without a limit, ten processes that opened a thousand sessions each sent four times
+// as many requests as they needed, and some gave up after [attempts.MaxDuration]. It is not lower, because
+// the batches of a session are made of attempts: see maxUnderWay.
+const maxAttempts = 256
 
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
 // in flight when the leader dies hangs in the server for seven seconds, although a new leader is
