@@ -311,9 +311,9 @@ func TestUntilAnswered_errorHasCauseAndLastError(t *testing.T) {
 		answers []func(context.Context) error
 		want    string
 	}{
-		"in a pause":                               {[]func(context.Context) error{answering(errCut)}, "the session is gone (last error: connection reset)"},
-		"in a later attempt":                       {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last error: connection reset)"},
-		"in the first attempt":                     {[]func(context.Context) error{silent}, "the session is gone (last error: context canceled)"},
+		"in a pause":           {[]func(context.Context) error{answering(errCut)}, "the session is gone (last error: connection reset)"},
+		"in a later attempt":   {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last error: connection reset)"},
+		"in the first attempt": {[]func(context.Context) error{silent}, "the session is gone (last error: context canceled)"},
 		"in the first attempt, with another error": {[]func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return errCut }}, "the session is gone (last error: connection reset)"},
 	} {
 		t.Run(name, func(t *testing.T) {
