@@ -4,16 +4,21 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 	"github.com/stilelock/stile/store/internal/examine"
 )
 
-// MaxAttempts is how many attempts of a store may be under way.
+// MaxAttempts is how many attempts of a store may be under way at the same time.
 const MaxAttempts = maxAttempts
+
+// KeepPlaces makes attempts that are not answered count for ever. Call it before the store is used.
+func (s *Store) KeepPlaces() { s.pace = attempts.NewPace(maxAttempts, math.MaxInt64) }
 
 // Times has the fields of times.
 type Times struct {

@@ -338,7 +338,12 @@ func (k *keyWatches) read(ctx context.Context, ids []int64) error {
 	if len(watched) == 0 {
 		return nil
 	}
-	resp, err := k.store.commit(ctx, nil, gets, nil)
+	var resp *clientv3.TxnResponse
+	// No watch is requested meanwhile, and a holder does not learn that its entry is gone.
+	err := k.store.attemptUrgent(ctx, func(ctx context.Context) (err error) {
+		resp, err = k.store.cli.Txn(ctx).Then(gets...).Commit()
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -82,8 +82,8 @@ func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
 		return false, err
 	}
 	e := l.entry
-	e.outlasts.Store(true)
 	err = l.entry.session.store.attempt(ctx, func(ctx context.Context) error {
+		e.outlasts.Store(true)
 		keepClaim := e.onClaim(func(key string) clientv3.Op { return clientv3.OpPut(key, e.claimValue(), clientv3.WithLease(l.id)) })
 		ops := append(e.deleteMarkerOps(), append(keepClaim, clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...)
 		resp, err := e.session.store.cli.Txn(ctx).

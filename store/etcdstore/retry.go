@@ -15,13 +15,19 @@ import (
 // firstPause is the first pause after an attempt that failed at once.
 const firstPause = 20 * time.Millisecond
 
-// maxAttempts is how many attempts of a store may be under way at the same time. A server that is sent thousands of
-// requests at once answers none of them in time, so they are sent again. When 5000 are committed and not applied, it
-// refuses all others ("too many requests": maxGapBetweenApplyAndCommitIndex in etcd's
-// server/etcdserver/v3_server.go). Without a limit, ten processes that opened a thousand sessions each sent four times
-// as many requests as they needed, and some gave up after [attempts.MaxDuration]. It is not lower, because
-// the batches of a session are made of attempts: see maxUnderWay.
+// maxAttempts is how many attempts of a store may be under way at the same time; see [attempts.NewPace]. Removals,
+// renewals and watches do not count. A server that gets thousands of requests at once answers none in time,
+// and all are sent again. A server that has 5000 requests committed and not applied refuses new ones ("too many
+// requests": maxGapBetweenApplyAndCommitIndex in etcd's server/etcdserver/v3_server.go). Ten processes opened a thousand
+// sessions each: without a limit they sent twice to four times as many requests as with it, and some calls gave up after
+// [attempts.MaxDuration].
+//
+// A lower limit would make batches smaller, because each request in a batch counts as an attempt: see maxBatch.
 const maxAttempts = 256
+
+// maxPlace is how long an attempt that is not answered counts. Then a store sends 256 requests a second at least, also
+// if one member of the cluster answers none of those that it gets.
+const maxPlace = time.Second
 
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
 // in flight when the leader dies hangs in the server for seven seconds, although a new leader is
@@ -30,8 +36,8 @@ func (s *Store) attempt(ctx context.Context, request func(context.Context) error
 	return s.pace.UntilAnswered(ctx, firstPause, refused, request)
 }
 
-// attemptUrgent is attempt for a request on which the life of a session depends. It is not counted in maxAttempts and
-// does not wait.
+// attemptUrgent is attempt for a request that a session needs to stay alive, or a holder to learn that its entry is
+// gone. Its attempts do not count towards maxAttempts, and do not wait.
 func (s *Store) attemptUrgent(ctx context.Context, request func(context.Context) error) error {
 	return s.pace.UntilAnsweredUrgent(ctx, firstPause, refused, request)
 }

@@ -3,44 +3,46 @@ package etcdstore_test
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"testing"
 
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// More requests come at once than a store sends: the others wait. The renewal of a session does not wait with them,
-// even if the session has to check its entries after a broken connection.
+// A store sends at most MaxAttempts requests at the same time, and others wait. The renewal of a session does not wait,
+// nor does the check of its entries after a broken connection, the removal of an entry, or the read by which a holder
+// learns that its entry is gone.
 func TestStore_limitsRequests(t *testing.T) {
 	t.Parallel()
-	cli, intercept := interceptedClient(t)
-	st := newStore(t, cli, "")
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	cli, intercept := interceptedClientAt(t, proxy.Addr())
+	name, st := newName(t), newStore(t, cli, "")
+	st.KeepPlaces()
 	se := openSession(t, st)
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := se.Confirm(ended); err == nil {
-		t.Fatal("precondition failed: the renewal was answered, so the session has no entries to check")
-	}
+	held := hold(t, se, name, 2)
 
-	var underWay, most, checked atomic.Int32
+	var mu sync.Mutex
+	var most, underWay int
 	full, given := make(chan struct{}), make(chan struct{})
+	fill := sync.OnceFunc(func() { close(full) })
 	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request != "LeaseGrant" {
-			checked.Add(1)
 			return send()
 		}
-		n := underWay.Add(1)
-		defer underWay.Add(-1)
-		for last := most.Load(); n > last; last = most.Load() {
-			if most.CompareAndSwap(last, n) && n == etcdstore.MaxAttempts {
-				close(full)
-			}
+		mu.Lock()
+		underWay++
+		if most = max(most, underWay); most >= etcdstore.MaxAttempts {
+			fill()
 		}
-		<-given // also after its timeout, so that its place is not free in between
+		mu.Unlock()
+		<-given // also after the timeout of the attempt
+		mu.Lock()
+		underWay--
+		mu.Unlock()
 		return errLost
 	})
 	intercept.Store(&f)
@@ -55,18 +57,19 @@ func TestStore_limitsRequests(t *testing.T) {
 		})
 	}
 	<-full
-	bounded, stop := context.WithTimeout(t.Context(), longTTL)
-	defer stop()
-	if err := se.Confirm(bounded); err != nil {
-		t.Errorf("Confirm: %v", err)
-	}
-	if checked.Load() == 0 {
-		t.Error("precondition failed: the session has not checked its entries")
-	}
+
+	proxy.Refuse()
+	proxy.Reset()
+	deleteKey(t, held[0])
+	proxy.Accept()
+	held[0].awaitGone(t)
+	eventually(t, "the session is renewed", func() bool { return se.Confirm(t.Context()) == nil })
+	held[1].withdraw(t)
+
 	cancel()
 	close(given)
 	calls.Wait()
-	if got := most.Load(); got != etcdstore.MaxAttempts {
-		t.Errorf("got %d requests at once, want %d", got, etcdstore.MaxAttempts)
+	if most != etcdstore.MaxAttempts {
+		t.Errorf("got %d requests at once, want %d", most, etcdstore.MaxAttempts)
 	}
 }

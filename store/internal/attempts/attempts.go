@@ -35,22 +35,24 @@ const MaxPause = 500 * time.Millisecond
 // slow, because the server carries out both requests. So the first timeout is four times what a
 // request usually takes, within [MinTimeout] and [MaxTimeout].
 //
-// A Pace may also limit how many attempts are under way at the same time; see [NewPace].
-//
-// The zero Pace knows nothing: its timeout is MinTimeout. It has no limit. The methods of a Pace may be called
-// concurrently.
+// A Pace may also limit how many attempts are under way at the same time; see [NewPace]. The zero Pace has the
+// timeout MinTimeout and no limit. The methods of a Pace may be called concurrently.
 type Pace struct {
-	places chan struct{} // has an element for each attempt under way; nil for no limit
+	places  chan struct{} // has an element for each place that is taken; nil if there is no limit
+	longest time.Duration // for which an attempt keeps its place
 
 	mu    sync.Mutex
 	usual time.Duration
 }
 
-// NewPace returns a Pace that knows nothing and lets at most parallel attempts be under way; parallel must be
-// positive. Further ones wait for a place, and their timeouts begin when they have it. So a thousand requests that
-// come at the same time are carried out one after the other, and none is repeated because it waited for the others.
-func NewPace(parallel int) *Pace {
-	return &Pace{places: make(chan struct{}, parallel)}
+// NewPace returns a Pace with a number of places, which must be positive. Each attempt needs a place, and waits until
+// one is free; then its timeout begins. So requests that come at the same time are spread out, and none is repeated
+// because it waited for others.
+//
+// An attempt gives its place back when it is answered, and after longest at most: one silent member of a
+// cluster must not keep all places while the others answer.
+func NewPace(places int, longest time.Duration) *Pace {
+	return &Pace{places: make(chan struct{}, places), longest: longest}
 }
 
 // Timeout returns the timeout for the first attempt of a request.
@@ -88,86 +90,106 @@ func UntilAnswered(
 }
 
 // UntilAnswered is the function UntilAnswered, with a timeout for the first attempts that suits the
-// pace of the server. Each attempt waits for a place. So request must not call UntilAnswered of the same Pace: all
-// places could be taken by requests that wait for another one.
+// pace of the server. Each attempt waits for a place. So request must not call UntilAnswered of the same Pace. If all
+// requests did, each would have a place and wait for a second one.
 func (p *Pace) UntilAnswered(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	return p.untilAnswered(ctx, p.places, firstPause, refused, request)
+	return p.untilAnswered(ctx, false, firstPause, refused, request)
 }
 
-// UntilAnsweredUrgent is UntilAnswered for a request that must not wait for others: no attempt waits for a place,
-// or takes one.
+// UntilAnsweredUrgent is UntilAnswered for a request that must not wait for others. Its attempts need no places.
 func (p *Pace) UntilAnsweredUrgent(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	return p.untilAnswered(ctx, nil, firstPause, refused, request)
+	return p.untilAnswered(ctx, true, firstPause, refused, request)
 }
 
 func (p *Pace) untilAnswered(
-	ctx context.Context, places chan struct{}, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
+	ctx context.Context, urgent bool, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
 	pause := firstPause
 	var timeout time.Duration
 	var last error
 	lastCutShort := false
 	for n := 0; ; n++ {
-		if !enter(ctx, places) {
+		if ctx.Err() != nil {
+			return GaveUp(ctx, last)
+		}
+		leave := p.enter(ctx, urgent)
+		if leave == nil && last == nil {
+			return GaveUp(ctx, errNotSent)
+		} else if leave == nil {
 			return GaveUp(ctx, last)
 		}
 		if n == 0 {
-			timeout = p.Timeout() // as those have found that had the places before
+			timeout = p.Timeout() // after the wait: earlier attempts may have changed it
 		}
-		attempt, cancel := context.WithTimeout(ctx, timeout)
-		start := time.Now()
-		err := request(attempt)
-		cutShort := attempt.Err() != nil
-		cancel()
-		took := time.Since(start)
-		leave(places)
-		if err == nil || refused(err) {
-			p.note(took)
-			return err
-		}
-		if took >= timeout {
-			p.note(took / 2)
+		a := p.once(ctx, timeout, refused, request, leave)
+		if a.answered {
+			return a.err
 		}
 		// The error of an attempt that was cut short says only that. An earlier one may say why.
-		if last == nil || lastCutShort || !cutShort {
-			last, lastCutShort = err, cutShort
+		if last == nil || lastCutShort || !a.cutShort {
+			last, lastCutShort = a.err, a.cutShort
 		}
 		// Two attempts of half a second outlast an etcd election with the default timeouts.
 		if n > 0 {
 			timeout = min(2*timeout, MaxTimeout)
 		}
-		if took < pause {
+		if a.took < pause {
 			Sleep(ctx, pause)
 			pause = min(2*pause, MaxPause)
 		}
 	}
 }
 
-// enter waits for a place, unless places is nil. It returns false, and has no place, if ctx has ended.
-func enter(ctx context.Context, places chan struct{}) bool {
-	if places == nil {
-		return ctx.Err() == nil
-	}
-	select {
-	case places <- struct{}{}:
-	case <-ctx.Done():
-		return false
-	}
-	if ctx.Err() != nil {
-		leave(places)
-		return false
-	}
-	return true
+// errNotSent is why a request failed that had no place until its context ended.
+var errNotSent = errors.New("the request was not sent: too many others of this process are under way")
+
+// outcome is what came of an attempt.
+type outcome struct {
+	err      error
+	answered bool
+	cutShort bool // its context ended
+	took     time.Duration
 }
 
-// leave gives back the place.
-func leave(places chan struct{}) {
-	if places != nil {
-		<-places
+// once makes one attempt, records how long it took, and gives its place back, even if request panics.
+func (p *Pace) once(
+	ctx context.Context, timeout time.Duration, refused func(error) bool, request func(context.Context) error, leave func(),
+) outcome {
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	start := time.Now()
+	err := request(ctx)
+	a := outcome{err: err, answered: err == nil || refused(err), cutShort: ctx.Err() != nil, took: time.Since(start)}
+	switch {
+	case a.answered:
+		p.note(a.took)
+	case a.took >= timeout:
+		p.note(a.took / 2)
+	}
+	return a
+}
+
+// enter waits for a place, and returns a function that gives it back; nil if ctx has ended. An urgent attempt needs
+// no place.
+func (p *Pace) enter(ctx context.Context, urgent bool) (leave func()) {
+	if p.places == nil || urgent {
+		return func() {}
+	}
+	select {
+	case p.places <- struct{}{}:
+	case <-ctx.Done():
+		return nil
+	}
+	giveBack := sync.OnceFunc(func() { <-p.places })
+	late := time.AfterFunc(p.longest, giveBack)
+	return func() {
+		late.Stop()
+		giveBack()
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -156,12 +157,13 @@ func TestPace_fastAgain(t *testing.T) {
 	})
 }
 
-// Of five requests at most two are under way. The others wait, and none is repeated because of that: its timeout
-// begins when it has its place.
-func TestPace_limit(t *testing.T) {
+// With two places, two of five requests are under way. The others wait for a place. Their timeouts begin when they
+// get it, so none is repeated.
+func TestPace_places(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(2)
+		pace := attempts.NewPace(2, time.Second)
 		start := time.Now()
+		const took = attempts.MinTimeout - time.Millisecond
 		var mu sync.Mutex
 		var begun []time.Duration
 		var calls sync.WaitGroup
@@ -171,7 +173,7 @@ func TestPace_limit(t *testing.T) {
 					mu.Lock()
 					begun = append(begun, time.Since(start))
 					mu.Unlock()
-					time.Sleep(attempts.MinTimeout - time.Millisecond)
+					attempts.Sleep(ctx, took)
 					return ctx.Err()
 				})
 				if err != nil {
@@ -180,25 +182,35 @@ func TestPace_limit(t *testing.T) {
 			})
 		}
 		calls.Wait()
-		took := attempts.MinTimeout - time.Millisecond
 		if want := []time.Duration{0, 0, took, took, 2 * took}; !slices.Equal(begun, want) {
 			t.Errorf("attempts began at %v; want %v", begun, want)
 		}
 	})
 }
 
-// A request that has waited for a place has the timeout that the requests before it have found to be right.
-func TestPace_slowServerWithLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1)
-		var calls sync.WaitGroup
-		calls.Go(func() {
-			_ = pace.UntilAnswered(t.Context(), firstPause, refused, func(context.Context) error {
-				time.Sleep(3 * time.Second) // like a request whose cancellation is ignored
-				return nil
-			})
+// takePlace sends a request that is answered when answer is called.
+func takePlace(t *testing.T, pace *attempts.Pace) (answer func()) {
+	waits := make(chan struct{})
+	var call sync.WaitGroup
+	call.Go(func() {
+		err := pace.UntilAnswered(t.Context(), firstPause, refused, func(context.Context) error {
+			<-waits
+			return nil
 		})
-		synctest.Wait()
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	synctest.Wait()
+	return func() { close(waits); call.Wait() }
+}
+
+// The timeout of a request is chosen after its wait, so it suits what earlier requests have found.
+func TestPace_slowServerWithPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(1, time.Second)
+		answer := takePlace(t, pace)
+		time.AfterFunc(900*time.Millisecond, answer)
 		n := 0
 		err := pace.UntilAnswered(t.Context(), firstPause, refused, func(ctx context.Context) error {
 			n++
@@ -208,58 +220,86 @@ func TestPace_slowServerWithLimit(t *testing.T) {
 		if err != nil || n != 1 {
 			t.Errorf("got %d attempts and %v, want one", n, err)
 		}
-		calls.Wait()
 	})
 }
 
 // A request has a place while an attempt is under way, and not in the pause after it.
 func TestPace_noPlaceDuringPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1)
+		pace := attempts.NewPace(1, time.Second)
 		s := &script{answers: []func(context.Context) error{answering(errCut), answering(nil)}}
-		var calls sync.WaitGroup
-		calls.Go(func() { _ = pace.UntilAnswered(t.Context(), firstPause, refused, s.request) })
+		var call sync.WaitGroup
+		call.Go(func() { _ = pace.UntilAnswered(t.Context(), firstPause, refused, s.request) })
 		synctest.Wait() // it pauses
-		start := time.Now()
-		if err := pace.UntilAnswered(t.Context(), firstPause, refused, answering(nil)); err != nil {
-			t.Error(err)
-		}
-		if waited := time.Since(start); waited != 0 {
-			t.Errorf("another request waited for %v", waited)
-		}
-		calls.Wait()
+		wantPlace(t, pace, 0)
+		call.Wait()
 	})
 }
 
-// While all places are taken a request waits until its context ends, and an urgent one does not wait.
+// wantPlace checks how long another request waits for its place.
+func wantPlace(t *testing.T, pace *attempts.Pace, want time.Duration) {
+	t.Helper()
+	start := time.Now()
+	if err := pace.UntilAnswered(t.Context(), firstPause, refused, answering(nil)); err != nil {
+		t.Error(err)
+	}
+	if waited := time.Since(start); waited != want {
+		t.Errorf("another request waited for %v, want %v", waited, want)
+	}
+}
+
+// All places are taken. A request waits until its context ends, and the error says that it was not sent. An urgent
+// request is sent at once.
 func TestPace_allPlacesTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1)
-		taken, giveBack := context.WithCancel(t.Context())
-		var calls sync.WaitGroup
-		calls.Go(func() {
-			_ = pace.UntilAnswered(t.Context(), firstPause, refused, func(context.Context) error { <-taken.Done(); return nil })
-		})
-		synctest.Wait()
-
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, errGone)
+		pace := attempts.NewPace(1, time.Second)
+		answer := takePlace(t, pace)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second/2, errGone)
 		defer cancel()
 		err := pace.UntilAnswered(ctx, firstPause, refused, func(context.Context) error {
 			t.Error("a request without a place was sent")
 			return nil
 		})
-		if !errors.Is(err, errGone) {
-			t.Errorf("got %v, want the cause of the context", err)
+		if !errors.Is(err, errGone) || !strings.Contains(err.Error(), "was not sent") {
+			t.Errorf("got %v, want the cause of the context, and that the request was not sent", err)
 		}
-		if err := pace.UntilAnsweredUrgent(t.Context(), firstPause, refused, answering(errRefused)); err != errRefused {
-			t.Errorf("urgent: got %v, want the answer", err)
+		start := time.Now()
+		err = pace.UntilAnsweredUrgent(t.Context(), firstPause, refused, answering(errRefused))
+		if waited := time.Since(start); err != errRefused || waited != 0 {
+			t.Errorf("urgent: got %v after %v, want the answer at once", err, waited)
 		}
+		answer()
+		wantPlace(t, pace, 0)
+	})
+}
 
-		giveBack()
-		calls.Wait()
-		if err := pace.UntilAnswered(t.Context(), firstPause, refused, answering(nil)); err != nil {
-			t.Errorf("after the place was given back: %v", err)
-		}
+// A server is silent. Its requests keep their places for a second, and a late answer takes no place from others.
+func TestPace_silentServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(1, time.Second)
+		answer := takePlace(t, pace)
+		wantPlace(t, pace, time.Second)
+		answer()
+
+		answer = takePlace(t, pace)
+		wantPlace(t, pace, time.Second)
+		answer()
+	})
+}
+
+// A request that panics gives its place back.
+func TestPace_panic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := attempts.NewPace(1, time.Second)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic was not passed on")
+				}
+			}()
+			_ = pace.UntilAnswered(t.Context(), firstPause, refused, func(context.Context) error { panic("in an interceptor") })
+		}()
+		wantPlace(t, pace, 0)
 	})
 }
 
