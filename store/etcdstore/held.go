@@ -339,7 +339,7 @@ func (k *keyWatches) read(ctx context.Context, ids []int64) error {
 		return nil
 	}
 	var resp *clientv3.TxnResponse
-	// No watch is requested meanwhile, and a holder does not learn that its entry is gone.
+	// Urgent, because no watch is requested before it is answered: a holder would learn late that its entry is gone.
 	err := k.store.attemptUrgent(ctx, func(ctx context.Context) (err error) {
 		resp, err = k.store.cli.Txn(ctx).Then(gets...).Commit()
 		return err

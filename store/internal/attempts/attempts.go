@@ -117,9 +117,10 @@ func (p *Pace) untilAnswered(
 			return GaveUp(ctx, last)
 		}
 		leave := p.enter(ctx, urgent)
-		if leave == nil && last == nil {
-			return GaveUp(ctx, errNotSent)
-		} else if leave == nil {
+		if leave == nil {
+			if last == nil {
+				last = errNotSent
+			}
 			return GaveUp(ctx, last)
 		}
 		if n == 0 {
@@ -144,7 +145,7 @@ func (p *Pace) untilAnswered(
 	}
 }
 
-// errNotSent is why a request failed that had no place until its context ended.
+// errNotSent is the error of a request whose context ended before it had a place.
 var errNotSent = errors.New("the request was not sent: too many others of this process are under way")
 
 // outcome is what came of an attempt.
