@@ -195,8 +195,8 @@ func await(ctx context.Context, what string, ready func(context.Context) error) 
 	}
 }
 
-// awaitQuiet waits until the clients have sent at most requests in a second, and returns the counters of
-// before that second.
+// awaitQuiet waits until the clients have sent at most requests in a second, and the servers have used less than half
+// a processor in it. A server that is busy with slow requests gets few. It returns the counters of before that second.
 func (s *servers) awaitQuiet(ctx context.Context, requests float64) (sample, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, joinTimeout, fmt.Errorf("the clients have not been quiet within %v", joinTimeout))
 	defer cancel()
@@ -209,7 +209,7 @@ func (s *servers) awaitQuiet(ctx context.Context, requests float64) (sample, err
 		if now, err = s.sample(ctx); err != nil {
 			break
 		}
-		if now.requests-last.requests <= requests {
+		if p := now.since(last); p.Requests <= requests && p.CPU < p.Took/2 {
 			return last, nil
 		}
 		last = now
@@ -217,13 +217,13 @@ func (s *servers) awaitQuiet(ctx context.Context, requests float64) (sample, err
 	return last, err
 }
 
-// quietRequests returns how many requests a second do not count while n clients wait: some ask from time to
-// time whether the line has changed, on Redis once a second.
+// quietRequests returns how many requests a second do not count while n clients wait. From time to time, a client
+// reads whether the line has changed: on Redis and ZooKeeper once a second, on etcd less and less often.
 func (s *servers) quietRequests(n int) float64 {
 	if s.store == redisStore || s.store == zkStore {
 		return 5 + 1.5*float64(n)
 	}
-	return 5
+	return 5 + float64(n)/4
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

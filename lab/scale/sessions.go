@@ -66,8 +66,7 @@ func measureSessions(ctx context.Context, c config, r row) (row, error) {
 	if err := awaitEntries(ctx, s, "many", 2*r.N); err != nil {
 		return r, errors.Join(err, w.err())
 	}
-	// A waiter that is next reads its line every eight seconds.
-	quiet := 5 + float64(r.N)/4
+	quiet := s.quietRequests(r.N)
 	joined, err := s.awaitQuiet(ctx, quiet)
 	if err != nil {
 		return r, err
