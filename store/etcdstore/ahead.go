@@ -34,32 +34,42 @@ type linePart struct {
 	header   *pb.ResponseHeader
 }
 
-// readAhead reads the entries of a line that joined up to order: all of them, or the newest ones if
-// limit is not zero. It is a linearizable read.
+// extent says which entries of a line to read.
+type extent struct {
+	upTo  uint64 // those that joined up to this order
+	limit int    // so many of them, the newest ones; zero for all
+	far   bool   // when the line was last read, many were ahead of the reader's entry; see maxFarReads
+}
+
+// readAhead reads entries of a line. It is a linearizable read.
 //
 // The servers sort all keys of the line for that, but other requests do not wait for it.
-func (s *Store) readAhead(ctx context.Context, name string, order uint64, limit int) (linePart, error) {
-	for ask := limit; ; ask *= 64 {
-		a, err := s.readAheadOnce(ctx, name, order, ask)
+func (s *Store) readAhead(ctx context.Context, name string, x extent) (linePart, error) {
+	for ask := x; ; ask.limit *= 64 {
+		a, err := s.readAheadOnce(ctx, name, ask)
 		switch {
-		case err != nil || limit == 0:
+		case err != nil || x.limit == 0:
 			return a, err
-		case len(a.entries) > limit:
-			a.entries, a.complete = slices.Clone(a.entries[:limit]), false
+		case len(a.entries) > x.limit:
+			a.entries, a.complete = slices.Clone(a.entries[:x.limit]), false
 			return a, nil
-		case a.complete || len(a.entries) == limit:
+		case a.complete || len(a.entries) == x.limit:
 			return a, nil
 		}
 		// Keys of other lines have used up the limit.
 	}
 }
 
-func (s *Store) readAheadOnce(ctx context.Context, name string, order uint64, limit int) (linePart, error) {
+func (s *Store) readAheadOnce(ctx context.Context, name string, x extent) (linePart, error) {
 	from, end := s.keys.entries(name)
+	attempt := s.attempt
+	if x.far {
+		attempt = s.attemptFar
+	}
 	var resp *clientv3.GetResponse
-	err := s.attempt(ctx, func(ctx context.Context) (err error) {
-		resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithMaxCreateRev(int64(order)),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(int64(limit)))
+	err := attempt(ctx, func(ctx context.Context) (err error) {
+		resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithMaxCreateRev(int64(x.upTo)),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(int64(x.limit)))
 		return err
 	})
 	if err != nil {
@@ -72,6 +82,6 @@ func (s *Store) readAheadOnce(ctx context.Context, name string, order uint64, li
 
 // readEntries reads all entries of a line with a linearizable read.
 func (s *Store) readEntries(ctx context.Context, name string) ([]listedEntry, error) {
-	a, err := s.readAhead(ctx, name, store.MaxOrder, 0)
+	a, err := s.readAhead(ctx, name, extent{upTo: store.MaxOrder})
 	return a.entries, err
 }

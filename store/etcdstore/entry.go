@@ -355,7 +355,7 @@ func (e *entry) inserted(ctx context.Context, order uint64, reads []*pb.Response
 	}
 	a.aheadBound = int(read.Count)
 	if len(a.ahead(e)) == 0 { // keys of other lines have used up the limit
-		ahead, err := e.session.store.readAhead(ctx, e.req.Name, a.order, 2)
+		ahead, err := e.session.store.readAhead(ctx, e.req.Name, extent{upTo: a.order, limit: 2})
 		if err != nil {
 			e.mayBeIn.Store(true) // the entry is inserted, and must be deleted
 			return a, err
@@ -373,7 +373,7 @@ func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, b
 	if limit > 0 {
 		limit++ // its own
 	}
-	read, err := e.session.store.readAhead(ctx, e.req.Name, order, limit)
+	read, err := e.session.store.readAhead(ctx, e.req.Name, extent{upTo: order, limit: limit})
 	a, there := e.find(read.entries)
 	if err == nil {
 		err = e.readLimit(ctx, &a)

@@ -17,8 +17,13 @@ import (
 // MaxAttempts is how many attempts of a store may be under way at the same time.
 const MaxAttempts = maxAttempts
 
+// MaxFarReads is how many of them may read far back in a long line.
+const MaxFarReads = maxFarReads
+
 // KeepPlaces makes attempts that are not answered count for ever. Call it before the store is used.
-func (s *Store) KeepPlaces() { s.pace = attempts.NewPace(maxAttempts, math.MaxInt64) }
+func (s *Store) KeepPlaces() {
+	s.pace, s.farPace = attempts.NewPace(maxAttempts, math.MaxInt64), attempts.NewPace(maxFarReads, math.MaxInt64)
+}
 
 // Times has the fields of times.
 type Times struct {

@@ -64,24 +64,25 @@ func (w *lineWatch) onlyLocked() *entry {
 	return only
 }
 
-// rereadExtent returns the order of the session's last entry in the line, up to which a reading of
-// the line is needed, and how many entries of it are needed at most; zero for all.
-func (w *lineWatch) rereadExtent() (last uint64, limit int) {
+// rereadExtent returns which entries of the line must be read: those up to the session's last entry in it, which is
+// at upTo; zero if it has none.
+func (w *lineWatch) rereadExtent() (x extent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
 		if e.state == inLine {
-			last = max(last, e.order)
+			x.upTo = max(x.upTo, e.order)
 		}
 	}
 	if e := w.onlyLocked(); e != nil && e.req.Mode == line.Exclusive && e.blockingLocked() > 0 {
-		limit = w.session.store.sizes.watchLimit
+		x.limit = w.session.store.sizes.watchLimit
 		if w.open != 0 {
-			limit = w.session.store.sizes.keepWatchLimit
+			x.limit = w.session.store.sizes.keepWatchLimit
 		}
-		limit += 2 // the entry itself, and the one to follow
+		x.limit += 2 // the entry itself, and the one to follow
+		x.far = e.blockingLocked() > w.session.store.sizes.keepWatchLimit
 	}
-	return last, limit
+	return x
 }
 
 // needsRead reports whether nothing is known of the entries ahead of the session's entry.

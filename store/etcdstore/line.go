@@ -590,12 +590,12 @@ func (w *lineWatch) ahead() int {
 // If the session's only entry in the line is an exclusive one, and many are ahead of it, reread
 // does not read them all: it selects one for it to follow.
 func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
-	last, limit := w.rereadExtent()
-	if last == 0 {
+	x := w.rereadExtent()
+	if x.upTo == 0 {
 		return false, nil
 	}
 	before := w.session.seenRevision.Load()
-	read, err := w.session.store.readAhead(ctx, w.name, last, limit)
+	read, err := w.session.store.readAhead(ctx, w.name, x)
 	if err == nil {
 		err = w.session.checkRevision(before, read.header)
 	}
@@ -611,7 +611,7 @@ func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state != inLine || e.order > last || !read.complete && e.order != last {
+		if e.state != inLine || e.order > x.upTo || !read.complete && e.order != x.upTo {
 			// It was not standing when the extent was chosen, so the read need not show it. markInLine
 			// delivers its standing, and requests another read if necessary.
 			continue

@@ -60,6 +60,7 @@ type Store struct {
 	sizes     sizes
 	pageSizes pageSizes
 	pace      *attempts.Pace
+	farPace   *attempts.Pace // of readings of long lines; see maxFarReads
 
 	watcher    watcher
 	heldKeys   *keyWatches
@@ -97,7 +98,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	s := &Store{
 		cli: cli, watcher: watcher{cli: cli}, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
-		pace: attempts.NewPace(maxAttempts, maxPlace), maxCatchUp: maxCatchUp, verifyShare: defaultVerifyShare, pages: opts.Pages, limits: defaultExamineLimits,
+		pace: attempts.NewPace(maxAttempts, maxPlace), farPace: attempts.NewPace(maxFarReads, maxPlace), maxCatchUp: maxCatchUp, verifyShare: defaultVerifyShare, pages: opts.Pages, limits: defaultExamineLimits,
 		sessionOpened: opts.SessionOpened,
 	}
 	s.heldKeys = newKeyWatches(s)
