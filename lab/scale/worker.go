@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -67,15 +68,24 @@ func (w *worker) run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return fmt.Errorf("unknown job %q", w.job)
 }
 
-// passAll waits for the lock with n sessions, and returns when all have had it.
+// passAll waits for the lock with n sessions, and returns when all have had it or failed. It prints each error at once:
+// if one waiter fails to join, the measurement gives up before the others have passed.
 func passAll(ctx context.Context, conn connection, n int, flock string) error {
-	errs := make([]error, n)
+	var failed atomic.Int64
 	var running sync.WaitGroup
-	for i := range errs {
-		running.Go(func() { errs[i] = pass(ctx, conn, flock) })
+	for range n {
+		running.Go(func() {
+			if err := pass(ctx, conn, flock); err != nil {
+				failed.Add(1)
+				fmt.Fprintln(os.Stderr, err)
+			}
+		})
 	}
 	running.Wait()
-	return errors.Join(errs...)
+	if failed.Load() > 0 {
+		return fmt.Errorf("%d of %d waiters failed", failed.Load(), n)
+	}
+	return nil
 }
 
 // pass waits for the lock and releases it.

@@ -22,9 +22,12 @@ type sizes struct {
 	// keepWatchLimit is how many may be ahead if the watch is open, because the session had an entry in
 	// the line before. Then it costs less to keep the watch than to follow entries.
 	keepWatchLimit int
+	// farLimit is how many may be ahead of an entry without its reads counting towards maxFarReads. If more are ahead,
+	// the entry's turn does not come while it waits for other reads, and the servers have a long line to sort.
+	farLimit int
 }
 
-var defaultSizes = sizes{readAtJoin: 7, watchLimit: 8, keepWatchLimit: 32}
+var defaultSizes = sizes{readAtJoin: 7, watchLimit: 8, keepWatchLimit: 32, farLimit: 256}
 
 // linePart is a part of a line: the entries that joined up to a given order.
 type linePart struct {
@@ -38,12 +41,12 @@ type linePart struct {
 type extent struct {
 	upTo  uint64 // those that joined up to this order
 	limit int    // so many of them, the newest ones; zero for all
-	far   bool   // when the line was last read, many were ahead of the reader's entry; see maxFarReads
+	far   bool   // the entry that needs them has more than farLimit others ahead, as far as is known
 }
 
 // readAhead reads entries of a line. It is a linearizable read.
 //
-// The servers sort all keys of the line for that, but other requests do not wait for it.
+// To answer it the servers sort all keys of the line, but other requests do not wait for that.
 func (s *Store) readAhead(ctx context.Context, name string, x extent) (linePart, error) {
 	for ask := x; ; ask.limit *= 64 {
 		a, err := s.readAheadOnce(ctx, name, ask)

@@ -45,9 +45,9 @@ func (s *Store) SetTimes(t Times) {
 	}
 }
 
-// SetSizes replaces the store's sizes. It must be called before the store is used.
+// SetSizes replaces the store's sizes; farLimit becomes keepWatchLimit. It must be called before the store is used.
 func (s *Store) SetSizes(readAtJoin, watchLimit, keepWatchLimit int) {
-	s.sizes = sizes{readAtJoin, watchLimit, keepWatchLimit}
+	s.sizes = sizes{readAtJoin, watchLimit, keepWatchLimit, keepWatchLimit}
 }
 
 // SetPageSizes replaces the sizes of the pages in which lines are listed. It must be called before the store is used.

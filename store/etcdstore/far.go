@@ -64,8 +64,8 @@ func (w *lineWatch) onlyLocked() *entry {
 	return only
 }
 
-// rereadExtent returns which entries of the line must be read: those up to the session's last entry in it, which is
-// at upTo; zero if it has none.
+// rereadExtent returns which entries of the line must be read: those up to the session's last entry. upTo is zero if
+// the session has no entry in the line.
 func (w *lineWatch) rereadExtent() (x extent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +80,8 @@ func (w *lineWatch) rereadExtent() (x extent) {
 			x.limit = w.session.store.sizes.keepWatchLimit
 		}
 		x.limit += 2 // the entry itself, and the one to follow
-		x.far = e.blockingLocked() > w.session.store.sizes.keepWatchLimit
+		// If the entry that it followed has left, few may be ahead now.
+		x.far = e.blockingLocked() > w.session.store.sizes.farLimit && !e.followedLeft
 	}
 	return x
 }

@@ -25,14 +25,15 @@ const firstPause = 20 * time.Millisecond
 // A lower limit would make batches smaller, because each request in a batch counts as an attempt: see maxBatch.
 const maxAttempts = 256
 
-// maxFarReads is how many attempts of a store to read far back in a long line may be under way at the same time. For
-// each, the servers sort all keys of the line, so a few of them keep the servers busy. Ten processes with 200 waiters each
-// joined a line at once. With maxAttempts as the only limit, three of four reads were not answered in time and sent again,
-// and all had joined after 21 to 27 s; with this limit after 9 to 12 s.
+// maxFarReads is how many reads of a waiter far back in its line may be under way at the same time; see
+// sizes.farLimit. For each, the servers sort all keys of the line: a few such reads of a line of thousands keep them
+// busy. Ten processes with 200 waiters each joined a line at once. With maxAttempts as the only limit, three of four of
+// these reads were not answered in time and sent again, and the waiters had joined and read the line after 21 to 27 s;
+// with this limit after 9 to 12 s.
 const maxFarReads = 16
 
-// maxPlace is how long an attempt that is not answered counts. Then a store sends 256 requests a second at least, and
-// reads long lines 16 times a second, also if one member of the cluster answers none of those that it gets.
+// maxPlace is how long an attempt that is not answered counts. So even if one member of the cluster answers none of the
+// requests that it gets, a store sends at least 256 requests a second, and 16 reads of waiters far back.
 const maxPlace = time.Second
 
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
@@ -42,8 +43,8 @@ func (s *Store) attempt(ctx context.Context, request func(context.Context) error
 	return s.pace.UntilAnswered(ctx, firstPause, refused, request)
 }
 
-// attemptFar is attempt for a read far back in a long line. Its attempts count towards maxFarReads instead of
-// maxAttempts.
+// attemptFar is attempt for a read of a waiter far back in its line. Its attempts count towards maxFarReads instead
+// of maxAttempts.
 func (s *Store) attemptFar(ctx context.Context, request func(context.Context) error) error {
 	return s.farPace.UntilAnswered(ctx, firstPause, refused, request)
 }

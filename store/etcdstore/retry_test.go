@@ -3,6 +3,7 @@ package etcdstore_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -77,26 +78,26 @@ func TestStore_limitsRequests(t *testing.T) {
 	}
 }
 
-// Thirty-two waiters are far back in a line, and the servers are slow to sort it. Half of the waiters read it. The others
-// wait with that, but have joined, and other locks can be locked.
+// Thirty-two waiters of a store join a line far back, and their reads of it are not answered. Only sixteen of them read at
+// the same time. The others have joined too, and the store can lock another lock. A waiter near the front, which has
+// followed an entry until now, reads the line and is admitted in its turn.
 func TestStore_limitsFarReads(t *testing.T) {
 	t.Parallel()
+	const ahead, limit = 4, 1 + 2 // limit is that of the reads, with the sizes of the line
+	var near atomic.Int64         // the order of the waiter near the front
 	var mu sync.Mutex
 	var most, underWay int
-	full, given := make(chan struct{}), make(chan struct{})
-	fill := sync.OnceFunc(func() { close(full) })
+	given := make(chan struct{})
 	cli, _ := interceptedClient(t, func(
 		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
 		r, ok := req.(*pb.RangeRequest)
-		if !ok || r.SortOrder != pb.RangeRequest_DESCEND {
+		if n := near.Load(); !ok || r.SortOrder != pb.RangeRequest_DESCEND || r.Limit != limit || n == 0 || r.MaxCreateRevision <= n {
 			return invoke(ctx, method, req, reply, cc, opts...)
 		}
 		mu.Lock()
 		underWay++
-		if most = max(most, underWay); most >= etcdstore.MaxFarReads {
-			fill()
-		}
+		most = max(most, underWay)
 		mu.Unlock()
 		<-given // also after the timeout of the attempt
 		mu.Lock()
@@ -106,23 +107,42 @@ func TestStore_limitsFarReads(t *testing.T) {
 	})
 	give := sync.OnceFunc(func() { close(given) })
 	defer give()
-	const ahead = 3
-	l := newLongLine(t, ahead)
+	l := newLongLine(t, ahead-1)
 	st := newStore(t, cli, "")
 	st.SetTimes(noPollingTimes())
 	st.SetSizes(1, 1, 1)
 	st.KeepPlaces()
-	for range 2 * etcdstore.MaxFarReads {
+	join := func() {
 		se := openSession(t, st)
 		l.sessions, l.entries = append(l.sessions, se), append(l.entries, enqueue(t, se, l.name))
 	}
-	<-full
+	join()
+	l.settled(t, ahead-1)
+	resp, err := cli.Get(t.Context(), sessionKey(l.name, l.sessions[ahead-1]))
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatal(resp, err)
+	}
+	near.Store(resp.Kvs[0].CreateRevision)
+	for range 2 * etcdstore.MaxFarReads {
+		join()
+	}
+	eventually(t, "the limit is reached", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return most >= etcdstore.MaxFarReads
+	})
 	hold(t, openSession(t, st), newName(t), 1)
+	for range ahead - 1 {
+		l.leave(t, 0)
+	}
+	l.entries[0].await(t, store.Admitted)
 
 	give()
-	for i := ahead; i < len(l.entries); i++ {
+	for i := 1; i < len(l.entries); i++ {
 		l.settled(t, i)
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	if most != etcdstore.MaxFarReads {
 		t.Errorf("got %d reads at once, want %d", most, etcdstore.MaxFarReads)
 	}
