@@ -23,7 +23,7 @@ type sizes struct {
 	// the line before. Then it costs less to keep the watch than to follow entries.
 	keepWatchLimit int
 	// farLimit is how many may be ahead of an entry without its reads counting towards maxFarReads. If more are ahead,
-	// the entry's turn does not come while it waits for other reads, and the servers have a long line to sort.
+	// the entry is not admitted while its read waits for others, and the servers have a long line to sort.
 	farLimit int
 }
 

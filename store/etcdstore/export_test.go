@@ -17,7 +17,7 @@ import (
 // MaxAttempts is how many attempts of a store may be under way at the same time.
 const MaxAttempts = maxAttempts
 
-// MaxFarReads is how many of them may read far back in a long line.
+// MaxFarReads is how many reads of waiters far back in their lines may be under way at the same time.
 const MaxFarReads = maxFarReads
 
 // KeepPlaces makes attempts that are not answered count for ever. Call it before the store is used.

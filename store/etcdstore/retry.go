@@ -29,7 +29,7 @@ const maxAttempts = 256
 // sizes.farLimit. For each, the servers sort all keys of the line: a few such reads of a line of thousands keep them
 // busy. Ten processes with 200 waiters each joined a line at once. With maxAttempts as the only limit, three of four of
 // these reads were not answered in time and sent again, and the waiters had joined and read the line after 21 to 27 s;
-// with this limit after 9 to 12 s.
+// with this limit after 10 to 12 s.
 const maxFarReads = 16
 
 // maxPlace is how long an attempt that is not answered counts. So even if one member of the cluster answers none of the

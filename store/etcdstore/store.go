@@ -60,7 +60,7 @@ type Store struct {
 	sizes     sizes
 	pageSizes pageSizes
 	pace      *attempts.Pace
-	farPace   *attempts.Pace // of readings of long lines; see maxFarReads
+	farPace   *attempts.Pace // of reads of waiters far back; see maxFarReads
 
 	watcher    watcher
 	heldKeys   *keyWatches
