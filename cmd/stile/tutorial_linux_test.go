@@ -45,13 +45,13 @@ func TestTutorial(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The reader's Go, without the network.
+	// The reader's Go, without the network. Without debug information the linker needs less time.
 	env, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE", "GOFLAGS").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dirs := strings.Split(string(env), "\n")
-	m.vars = append(m.vars, "GOCACHE="+dirs[0], "GOMODCACHE="+dirs[1], "GOFLAGS="+dirs[2]+" -buildvcs=false",
+	m.vars = append(m.vars, "GOCACHE="+dirs[0], "GOMODCACHE="+dirs[1], "GOFLAGS="+dirs[2]+" -buildvcs=false -ldflags=-w",
 		"GOWORK=off", "GOPROXY=off", "GOSUMDB=off", "GOTOOLCHAIN=local")
 
 	r := &tutorial{m: m, repo: repo, terminals: map[string]*terminalShell{}, numbers: map[tutorialNumber]string{}}
@@ -170,7 +170,7 @@ const stoppedStatus = 128 + int(syscall.SIGSTOP)
 func (r *tutorial) finish(sh *terminalShell, c *typed, b tutorialBlock, mayFail bool) {
 	t := r.m.t
 	t.Helper()
-	for deadline := time.Now().Add(testTimeout); ; {
+	for deadline := time.Now().Add(commandTimeout); ; {
 		got, status := sh.finish()
 		if status == stoppedStatus { // which a shell at a terminal shows
 			got = append(got, "", "[1]+ Stopped "+c.text)
@@ -265,7 +265,8 @@ type terminalShell struct {
 	m       *machine
 	keys    *os.File
 	screen  output
-	shown   int // how much of the screen has been looked at
+	shown   int    // how much of the screen has been looked at
+	command string // the last one typed
 	done    chan struct{}
 	pending *typed // a command whose output goes on in a later block
 }
@@ -318,6 +319,7 @@ func (r *tutorial) terminal(number string) *terminalShell {
 // start types a command. The shell keeps its exit status, for a later echo $?.
 func (sh *terminalShell) start(command string) {
 	sh.m.t.Helper()
+	sh.command = command
 	if _, err := fmt.Fprintf(sh.keys, "%s\n{ s=$?; printf '\\001%%d\\n' $s; (exit $s); } 3<&-\n", command); err != nil {
 		sh.m.t.Fatal(err)
 	}
@@ -327,21 +329,27 @@ func (sh *terminalShell) start(command string) {
 // shell with a terminal prints only the last word.
 var jobEnded = regexp.MustCompile(`^/dev/fd/3: line \d+: +\d+ (Killed) .*$`)
 
+// commandTimeout limits the wait for the end of a command. The builds need seconds of processor time,
+// of which a busy machine may give them a fiftieth.
+const commandTimeout = 10 * time.Minute
+
 // finish waits until the typed command ends. It returns the command's output and exit status.
 func (sh *terminalShell) finish() (lines []string, status int) {
 	t := sh.m.t
 	t.Helper()
+	var shown []byte
 	var end []int
-	eventually(t, "end of a command", func() bool {
+	for deadline := time.Now().Add(commandTimeout); end == nil; time.Sleep(5 * time.Millisecond) {
 		select {
 		case <-sh.done:
 			t.Fatalf("the shell has ended: %s", sh.screen)
 		default:
 		}
-		end = commandEnd.FindSubmatchIndex(sh.screen.Bytes()[sh.shown:])
-		return end != nil
-	})
-	shown := sh.screen.Bytes()[sh.shown:]
+		shown = sh.screen.Bytes()[sh.shown:]
+		if end = commandEnd.FindSubmatchIndex(shown); end == nil && time.Now().After(deadline) {
+			t.Fatalf("$ %s\nhas not ended within %v, and has printed:\n%s", sh.command, commandTimeout, shown)
+		}
+	}
 	sh.shown += end[1]
 	status, _ = strconv.Atoi(string(shown[end[2]:end[3]]))
 	for line := range strings.Lines(string(shown[:end[0]])) {

@@ -95,7 +95,7 @@ func TestEnqueueAll_lateAttemptIsVoid(t *testing.T) {
 	st := newStore(t, cli, "")
 	se := openSession(t, st)
 	late := delayNext(intercept, "Txn")
-	_, err := tryEnqueueAll(contextUntil(t, "an attempt is made", late.captured.Load), st, se, false, names...)
+	_, err := tryEnqueueAll(late.context(t), st, se, false, names...)
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("EnqueueAll: got %v, want %v", err, context.Canceled)
 	}

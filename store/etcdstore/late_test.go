@@ -19,6 +19,7 @@ import (
 type lateRequest struct {
 	captured atomic.Bool
 	pending  chan func() error // capacity 1
+	giveUp   atomic.Pointer[context.CancelFunc]
 }
 
 // delayNext makes the client's next request of a kind a late request.
@@ -29,11 +30,23 @@ func delayNext(intercept *atomic.Pointer[handler], kind string) *lateRequest {
 			return send()
 		}
 		l.pending <- send
+		if giveUp := l.giveUp.Load(); giveUp != nil {
+			(*giveUp)()
+		}
 		<-ctx.Done() // the client gives it up
 		return ctx.Err()
 	})
 	intercept.Store(&f)
 	return l
+}
+
+// context returns a context that ends when the client sends the request, and so before it can
+// repeat the request.
+func (l *lateRequest) context(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	l.giveUp.Store(&cancel)
+	return ctx
 }
 
 // deliver sends the request to the server, which must answer it.
@@ -150,7 +163,7 @@ func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	se := openSession(t, newStore(t, cli, ""))
 	log := watchPuts(t, direct, name)
 	late := delayNext(intercept, "Txn")
-	ctx := contextUntil(t, "an attempt is made", late.captured.Load)
+	ctx := late.context(t)
 	if _, err := tryEnqueue(ctx, se, name, false); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Enqueue: got %v, want Canceled", err)
 	}

@@ -246,7 +246,7 @@ func TestLine_ignoresEpochKeysOfPrefixedStore(t *testing.T) {
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, name+"/"))
 	late := delayNext(intercept, "Txn")
-	ctx := contextUntil(t, "an attempt is made", late.captured.Load)
+	ctx := late.context(t)
 	if _, err := tryEnqueue(ctx, se, "a", false); err == nil {
 		t.Fatal("precondition failed: the lock was acquired")
 	}

@@ -78,7 +78,7 @@ func TestRequeue_lateAttemptIsVoid(t *testing.T) {
 			late := delayNext(intercept, "Txn")
 			ctx := t.Context()
 			if gaveUp {
-				ctx = contextUntil(t, "an attempt is made", late.captured.Load)
+				ctx = late.context(t)
 			}
 			again, err := j.requeue(ctx)
 			if gaveUp != errors.Is(err, context.Canceled) || !gaveUp && err != nil {
