@@ -23,6 +23,8 @@ type fakeServer struct {
 
 	mu       sync.Mutex
 	delay    time.Duration // of each reply
+	opening  time.Duration // how long it takes to open a session, one after the other
+	opened   time.Time     // when the last one is open that was asked for
 	only     int32         // the only operation that is answered; zero for all
 	silent   bool          // nothing is answered
 	accepted int
@@ -53,6 +55,17 @@ func (s *fakeServer) answers(op int32) (bool, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.silent && (s.only == 0 || s.only == op), s.delay
+}
+
+// open returns when a session is open that is asked for now.
+func (s *fakeServer) open() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); s.opened.Before(now) {
+		s.opened = now
+	}
+	s.opened = s.opened.Add(s.opening)
+	return s.opened
 }
 
 func (s *fakeServer) serve(conn net.Conn) {
@@ -86,7 +99,11 @@ func (s *fakeServer) serve(conn net.Conn) {
 			frame = frames(answer(int32(binary.BigEndian.Uint32(body)), 0, 0, 0, 0, 1, '/'))
 		}
 		if yes, delay := s.answers(op); yes {
-			answers <- due{frame, time.Now().Add(delay)}
+			at := time.Now()
+			if n == 0 {
+				at = s.open()
+			}
+			answers <- due{frame, at.Add(delay)}
 		}
 	}
 }
@@ -216,4 +233,40 @@ func TestNew_serverAddresses(t *testing.T) {
 			t.Errorf("New(%q): got %v, %v, want server %q", server, st, err, want)
 		}
 	}
+}
+
+// A server opens fifty sessions a second, and four hundred are wanted at once. Each is asked for once, and all are open
+// after eight seconds.
+func TestStore_opensManySessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, ttl = 400, time.Minute
+		s := &fakeServer{ttl: ttl, opening: time.Second / 50}
+		st, err := New([]string{"0:1"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.lookup = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
+		st.dial = s.connect
+		sessions := make([]store.Session, n)
+		var opening sync.WaitGroup
+		for i := range sessions {
+			opening.Go(func() {
+				se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
+				if err != nil {
+					t.Errorf("session %d: %v", i, err)
+				}
+				sessions[i] = se
+			})
+		}
+		opening.Wait()
+		if s.accepted != n {
+			t.Errorf("%d sessions were asked for, want %d", s.accepted, n)
+		}
+		for _, se := range sessions {
+			if se != nil {
+				_ = se.Close(t.Context())
+			}
+		}
+		_ = st.Close()
+	})
 }

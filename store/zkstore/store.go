@@ -83,6 +83,8 @@ type Store struct {
 	sessionBytes                                                       int64
 	limits                                                             examineLimits
 
+	opening *attempts.Places // of sessions that are being opened; see maxOpening
+
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
 	closed  bool
@@ -129,8 +131,18 @@ func New(servers []string, opts *Options) (*Store, error) {
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
 		recheckInterval: recheckInterval, resyncInterval: resyncInterval, blockerCheckInterval: blockerCheckInterval,
 		callTimeout: attempts.MaxDuration, sessionBytes: maxSessionBytes, limits: defaultExamineLimits,
+		opening: attempts.NewPlaces(maxOpening, maxPlace),
 	}, nil
 }
+
+// maxOpening is how many sessions of a store may be being opened at the same time. An ensemble opens some hundred
+// sessions a second. If thousands ask at once, it answers most of them after their connections were given up, and they
+// ask again: 2000 sessions of ten processes were not all open after [attempts.MaxDuration].
+const maxOpening = 32
+
+// maxPlace is how long an unanswered session counts, so that one silent server does not keep all sessions from the
+// others.
+const maxPlace = time.Second
 
 // withPort adds the default port to the address of a server that has none.
 func withPort(server string) (string, error) {

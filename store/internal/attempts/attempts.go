@@ -8,6 +8,7 @@
 package attempts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,7 @@ const MaxPause = 500 * time.Millisecond
 // A Pace may also limit how many attempts are under way at the same time; see [NewPace]. The zero Pace has the
 // timeout MinTimeout and no limit. The methods of a Pace may be called concurrently.
 type Pace struct {
-	places  chan struct{} // has an element for each place that is taken; nil if there is no limit
-	longest time.Duration // for which an attempt keeps its place
+	places *Places // nil if there is no limit
 
 	mu    sync.Mutex
 	usual time.Duration
@@ -47,12 +47,9 @@ type Pace struct {
 
 // NewPace returns a Pace with a number of places, which must be positive. Each attempt needs a place, and waits until
 // one is free; then its timeout begins. So requests that come at the same time are spread out, and none is repeated
-// because it waited for others.
-//
-// An attempt gives its place back when it is answered, and after longest at most: one silent member of a
-// cluster must not keep all places while the others answer.
+// because it waited for others. For longest see [NewPlaces].
 func NewPace(places int, longest time.Duration) *Pace {
-	return &Pace{places: make(chan struct{}, places), longest: longest}
+	return &Pace{places: NewPlaces(places, longest)}
 }
 
 // Timeout returns the timeout for the first attempt of a request.
@@ -116,12 +113,12 @@ func (p *Pace) untilAnswered(
 		if ctx.Err() != nil {
 			return GaveUp(ctx, last)
 		}
-		leave := p.enter(ctx, urgent)
-		if leave == nil {
-			if last == nil {
-				last = errNotSent
+		leave := func() {}
+		if p.places != nil && !urgent {
+			var err error
+			if leave, err = p.places.Enter(ctx); err != nil {
+				return GaveUp(ctx, cmp.Or(last, err))
 			}
-			return GaveUp(ctx, last)
 		}
 		if n == 0 {
 			timeout = p.Timeout() // after the wait: earlier attempts may have changed it
@@ -144,9 +141,6 @@ func (p *Pace) untilAnswered(
 		}
 	}
 }
-
-// errNotSent is the error of a request whose context ended before it had a place.
-var errNotSent = errors.New("the request was not sent: too many others of this process are under way")
 
 // outcome is what came of an attempt.
 type outcome struct {
@@ -173,25 +167,6 @@ func (p *Pace) once(
 		p.note(a.took / 2)
 	}
 	return a
-}
-
-// enter waits for a place, and returns a function that gives it back; nil if ctx has ended. An urgent attempt needs
-// no place.
-func (p *Pace) enter(ctx context.Context, urgent bool) (leave func()) {
-	if p.places == nil || urgent {
-		return func() {}
-	}
-	select {
-	case p.places <- struct{}{}:
-	case <-ctx.Done():
-		return nil
-	}
-	giveBack := sync.OnceFunc(func() { <-p.places })
-	late := time.AfterFunc(p.longest, giveBack)
-	return func() {
-		late.Stop()
-		giveBack()
-	}
 }
 
 // UntilDone calls f until it succeeds or ctx ends, with pauses in between, and reports whether f
