@@ -68,11 +68,6 @@ func newSession(g *group) *session {
 
 // open opens the session in ZooKeeper, with a TTL that the servers must grant. They may grant more.
 func (se *session) open(ctx context.Context, ttl time.Duration) error {
-	leave, err := se.store.opening.Enter(ctx)
-	if err != nil {
-		return attempts.GaveUp(ctx, err)
-	}
-	defer leave()
 	sent := time.Now()
 	c, err := se.store.connect(ttl, true, se.handle)
 	if err != nil {

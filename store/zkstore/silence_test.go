@@ -235,11 +235,11 @@ func TestNew_serverAddresses(t *testing.T) {
 	}
 }
 
-// A server opens fifty sessions a second, and four hundred are wanted at once. Each is asked for once, and all are open
-// after eight seconds.
+// A server opens fifty sessions a second, and a thousand are wanted at once. Each is asked for once, and all are open
+// after twenty seconds: waiting for others is no silence of the server.
 func TestStore_opensManySessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const n, ttl = 400, time.Minute
+		const n, ttl = 1000, time.Minute
 		s := &fakeServer{ttl: ttl, opening: time.Second / 50}
 		st, err := New([]string{"0:1"}, nil)
 		if err != nil {

@@ -83,7 +83,7 @@ type Store struct {
 	sessionBytes                                                       int64
 	limits                                                             examineLimits
 
-	opening *attempts.Places // of sessions that are being opened; see maxOpening
+	opening *attempts.Places // see maxOpening
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -135,9 +135,9 @@ func New(servers []string, opts *Options) (*Store, error) {
 	}, nil
 }
 
-// maxOpening is how many sessions of a store may be being opened at the same time. An ensemble opens some hundred
-// sessions a second. If thousands ask at once, it answers most of them after their connections were given up, and they
-// ask again: 2000 sessions of ten processes were not all open after [attempts.MaxDuration].
+// maxOpening is how many calls of [Store.Open] may be under way; others wait. An ensemble opens some hundred sessions
+// a second. If thousands ask at once, it answers most of them after their connections were given up, and they ask
+// again: 2000 sessions of ten processes were not all open after [attempts.MaxDuration].
 const maxOpening = 32
 
 // maxPlace is how long an unanswered session counts, so that one silent server does not keep all sessions from the
@@ -237,6 +237,11 @@ func (s *Store) wrapErr(op string, err error) error {
 // they may grant more.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
+	leave, err := s.opening.Enter(ctx)
+	if err != nil {
+		return nil, s.wrapErr("open a session", attempts.GaveUp(ctx, err))
+	}
+	defer leave()
 	bounded, cancel := context.WithTimeoutCause(ctx, s.callTimeout, noAnswerError(s.callTimeout))
 	defer cancel()
 	g := newGroup(s, opts)
