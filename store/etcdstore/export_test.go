@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 	"github.com/stilelock/stile/store/internal/examine"
 )
 
@@ -20,10 +18,8 @@ const MaxAttempts = maxAttempts
 // MaxFarReads is how many reads of waiters far back in their lines may be under way at the same time.
 const MaxFarReads = maxFarReads
 
-// KeepPlaces makes attempts that are not answered count for ever. Call it before the store is used.
-func (s *Store) KeepPlaces() {
-	s.pace, s.farPace = attempts.NewPace(maxAttempts, math.MaxInt64), attempts.NewPace(maxFarReads, math.MaxInt64)
-}
+// MaxRemovals is how many removals of a store may be under way at the same time.
+const MaxRemovals = maxRemovals
 
 // Times has the fields of times.
 type Times struct {

@@ -40,7 +40,7 @@ type times struct {
 	resyncInterval time.Duration
 	// verifyInterval is the minimum time between two comparisons of the lines that followLines keeps with etcd's keys.
 	verifyInterval time.Duration
-	// retryDelay is how long the first attempt to delete an entry may take before another is made.
+	// retryDelay is how long the first attempt to delete an entry may take, at least, before another is made.
 	retryDelay time.Duration
 	// answerTimeout is how long in-flight attempts to delete an entry are awaited after another
 	// attempt has not found it. It elapses only if the reply to the attempt that deleted the entry

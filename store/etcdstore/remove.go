@@ -18,7 +18,8 @@ import (
 // not answered: that attempt may have deleted a key that the others did not find.
 //
 // If the first attempt is slow, others are made, but the first is not canceled: on a slow cluster
-// it is the one that deletes the key.
+// it is the one that deletes the key. Slow means slower than the cluster usually is: if thousands of entries are removed
+// at the same time, repetitions would make it slower still.
 func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
 	t := removeTxn(key, created, rest...)
 	request := func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, s.cli) }
@@ -37,6 +38,11 @@ type removeFunc = func(context.Context) (*clientv3.TxnResponse, error)
 
 // removeBy is remove, with one function for the first attempt and one for the others.
 func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (removal, error) {
+	leave, err := s.removals.Enter(ctx)
+	if err != nil {
+		return removal{}, attempts.GaveUp(ctx, err)
+	}
+	defer leave()
 	first, endFirst := context.WithCancelCause(ctx)
 	defer endFirst(nil)
 	var others struct { // the attempts after the first one
@@ -45,13 +51,17 @@ func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (remova
 		running sync.WaitGroup
 	}
 	others.running.Add(1)
-	slow := time.AfterFunc(s.times.retryDelay, func() {
+	began, patience := time.Now(), max(s.times.retryDelay, s.pace.Timeout())
+	slow := time.AfterFunc(patience, func() {
 		defer others.running.Done()
+		s.pace.Note(patience / 2)
 		others.removal, others.err = s.removeAgain(ctx, first, again)
 		endFirst(nil)
 	})
 	var r removal
-	err := r.note(attempt(first))
+	if err = r.note(attempt(first)); err == nil {
+		s.pace.Note(time.Since(began))
+	}
 	if r.removed {
 		endFirst(errRemoved)
 	}
@@ -97,7 +107,7 @@ func (s *Store) removeAgain(ctx context.Context, first context.Context, request 
 
 	var (
 		inFlight    = 0
-		retryAfter  = attempts.MinTimeout
+		retryAfter  = s.pace.Timeout()
 		pause       = firstPause
 		retryTimer  = time.NewTimer(0)
 		notFound    bool  // an attempt has not found the key

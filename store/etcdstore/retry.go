@@ -15,8 +15,8 @@ import (
 // firstPause is the first pause after an attempt that failed at once.
 const firstPause = 20 * time.Millisecond
 
-// maxAttempts is how many attempts of a store may be under way at the same time; see [attempts.NewPace]. Removals,
-// renewals and watches do not count. A server that gets thousands of requests at once answers none in time,
+// maxAttempts is how many attempts of a store may be under way at the same time; see [attempts.NewPace]. Renewals and
+// watches do not count. A server that gets thousands of requests at once answers none in time,
 // and all are sent again. A server that has 5000 requests committed and not applied refuses new ones ("too many
 // requests": maxGapBetweenApplyAndCommitIndex in etcd's server/etcdserver/v3_server.go). Ten processes opened a thousand
 // sessions each: without a limit they sent twice to four times as many requests as with it, and some calls gave up after
@@ -32,9 +32,10 @@ const maxAttempts = 256
 // with this limit after 10 to 12 s.
 const maxFarReads = 16
 
-// maxPlace is how long an attempt that is not answered counts. So even if one member of the cluster answers none of the
-// requests that it gets, a store sends at least 256 requests a second, and 16 reads of waiters far back.
-const maxPlace = time.Second
+// maxRemovals is how many removals of a store may be under way at the same time. They have places of their own, so that
+// a release does not wait for joins. 10 000 waiters of ten processes were admitted at once, and left at once: a server
+// that forces each end of a session to its disk fell so far behind that it refused requests, and sessions expired.
+const maxRemovals = 128
 
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
 // in flight when the leader dies hangs in the server for seven seconds, although a new leader is
@@ -59,11 +60,9 @@ func (s *Store) attemptUrgent(ctx context.Context, request func(context.Context)
 var errNoAnswer = errors.New("no answer for " + attempts.MaxDuration.String() + ": check that the endpoints are correct and reachable")
 
 // attemptWithTimeout is attempt for calls that are not bounded by a session's life. It gives up
-// after [attempts.MaxDuration].
+// [attempts.MaxDuration] after the first attempt has begun.
 func (s *Store) attemptWithTimeout(ctx context.Context, request func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
-	defer cancel()
-	return s.attempt(ctx, request)
+	return s.pace.UntilAnsweredWithin(ctx, attempts.MaxDuration, errNoAnswer, firstPause, refused, request)
 }
 
 // endedBy is [attempts.WithContextErr], with the gRPC errors for the end of a context replaced by

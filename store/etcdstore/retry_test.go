@@ -22,7 +22,6 @@ func TestStore_limitsRequests(t *testing.T) {
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	cli, intercept := interceptedClientAt(t, proxy.Addr())
 	name, st := newName(t), newStore(t, cli, "")
-	st.KeepPlaces()
 	se := openSession(t, st)
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
@@ -78,6 +77,66 @@ func TestStore_limitsRequests(t *testing.T) {
 	}
 }
 
+// More entries than MaxRemovals are withdrawn at once, and the server does not answer. Only MaxRemovals of them are being
+// removed. When it answers, all are.
+func TestStore_limitsRemovals(t *testing.T) {
+	t.Parallel()
+	cli, intercept := interceptedClient(t)
+	st := newStore(t, cli, "")
+	st.SetTimes(etcdstore.Times{ // no other transactions than the removals
+		HeldWatchDelay: longInterval, IdleTimeout: longInterval, RecheckInterval: longInterval, WatchTimeout: longInterval,
+		ResyncInterval: longInterval, RetryDelay: longInterval,
+	})
+	var entries []*testEntry
+	for range etcdstore.MaxRemovals + 40 { // each in a session of its own: one session would remove many in one request
+		entries = append(entries, enqueue(t, openSession(t, st), newName(t)))
+	}
+	for _, e := range entries {
+		e.await(t, store.Admitted)
+	}
+
+	var mu sync.Mutex
+	var most, underWay int
+	full, given := make(chan struct{}), make(chan struct{})
+	fill := sync.OnceFunc(func() { close(full) })
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		if request != "Txn" {
+			return send()
+		}
+		mu.Lock()
+		underWay++
+		if most = max(most, underWay); most >= etcdstore.MaxRemovals {
+			fill()
+		}
+		mu.Unlock()
+		<-given
+		mu.Lock()
+		underWay--
+		mu.Unlock()
+		return send()
+	})
+	intercept.Store(&f)
+	var calls sync.WaitGroup
+	for _, e := range entries {
+		calls.Go(func() {
+			if err := e.Ticket.Withdraw(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	<-full
+	for range 10 { // time for more of them
+		if !keyExists(t, cli, entries[0].name) {
+			t.Error("an entry is gone although no removal was sent")
+		}
+	}
+	close(given)
+	calls.Wait()
+	if most != etcdstore.MaxRemovals {
+		t.Errorf("got %d removals at once, want %d", most, etcdstore.MaxRemovals)
+	}
+}
+
 // Thirty-two waiters of a store join a line far back, and their reads of it are not answered. Only sixteen of them read at
 // the same time. The others have joined too, and the store can lock another lock. A waiter near the front, which has
 // followed an entry until now, reads the line and is admitted in its turn.
@@ -111,7 +170,6 @@ func TestStore_limitsFarReads(t *testing.T) {
 	st := newStore(t, cli, "")
 	st.SetTimes(noPollingTimes())
 	st.SetSizes(1, 1, 1)
-	st.KeepPlaces()
 	join := func() {
 		se := openSession(t, st)
 		l.sessions, l.entries = append(l.sessions, se), append(l.entries, enqueue(t, se, l.name))

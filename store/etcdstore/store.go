@@ -61,6 +61,7 @@ type Store struct {
 	pageSizes pageSizes
 	pace      *attempts.Pace
 	farPace   *attempts.Pace // of reads of waiters far back; see maxFarReads
+	removals  *attempts.Places
 
 	watcher    watcher
 	heldKeys   *keyWatches
@@ -98,7 +99,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	s := &Store{
 		cli: cli, watcher: watcher{cli: cli}, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes, pageSizes: defaultPageSizes,
-		pace: attempts.NewPace(maxAttempts, maxPlace), farPace: attempts.NewPace(maxFarReads, maxPlace), maxCatchUp: maxCatchUp, verifyShare: defaultVerifyShare, pages: opts.Pages, limits: defaultExamineLimits,
+		pace: attempts.NewPace(maxAttempts), farPace: attempts.NewPace(maxFarReads), removals: attempts.NewPlaces(maxRemovals), maxCatchUp: maxCatchUp, verifyShare: defaultVerifyShare, pages: opts.Pages, limits: defaultExamineLimits,
 		sessionOpened: opts.SessionOpened,
 	}
 	s.heldKeys = newKeyWatches(s)

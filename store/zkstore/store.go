@@ -131,7 +131,7 @@ func New(servers []string, opts *Options) (*Store, error) {
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
 		recheckInterval: recheckInterval, resyncInterval: resyncInterval, blockerCheckInterval: blockerCheckInterval,
 		callTimeout: attempts.MaxDuration, sessionBytes: maxSessionBytes, limits: defaultExamineLimits,
-		opening: attempts.NewPlaces(maxOpening, maxPlace),
+		opening: attempts.NewPlaces(maxOpening),
 	}, nil
 }
 
@@ -242,6 +242,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		return nil, s.wrapErr("open a session", attempts.GaveUp(ctx, err))
 	}
 	defer leave()
+	defer time.AfterFunc(maxPlace, leave).Stop()
 	bounded, cancel := context.WithTimeoutCause(ctx, s.callTimeout, noAnswerError(s.callTimeout))
 	defer cancel()
 	g := newGroup(s, opts)

@@ -8,7 +8,6 @@
 package attempts
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,10 +46,9 @@ type Pace struct {
 
 // NewPace returns a Pace with a number of places, which must be positive. Each attempt needs a place, and waits until
 // one is free; then its timeout begins. So requests that come at the same time are spread out, and none is repeated
-// because it waited for others. For longest see [NewPlaces].
-func NewPace(places int, longest time.Duration) *Pace {
-	return &Pace{places: NewPlaces(places, longest)}
-}
+// because it waited for others. An attempt keeps its place for its timeout at most, so one silent member of a cluster
+// slows the requests to the others down, and does not stop them.
+func NewPace(places int) *Pace { return &Pace{places: NewPlaces(places)} }
 
 // Timeout returns the timeout for the first attempt of a request.
 func (p *Pace) Timeout() time.Duration {
@@ -59,10 +57,10 @@ func (p *Pace) Timeout() time.Duration {
 	return min(max(MinTimeout, 4*p.usual), MaxTimeout)
 }
 
-// note records how long a request took. A slow one counts at once, so that the requests after it
+// Note records how long a request took. A slow one counts at once, so that the requests after it
 // are not repeated; a fast one counts for an eighth. A request that took longer than its timeout is
-// recorded as half of that, which doubles the timeout.
-func (p *Pace) note(took time.Duration) {
+// recorded as half of that, which doubles the timeout. The methods that send requests call Note themselves.
+func (p *Pace) Note(took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if took = min(took, MaxTimeout); took > p.usual {
@@ -92,37 +90,50 @@ func UntilAnswered(
 func (p *Pace) UntilAnswered(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	return p.untilAnswered(ctx, false, firstPause, refused, request)
+	return p.untilAnswered(ctx, terms{}, firstPause, refused, request)
+}
+
+// UntilAnsweredWithin is UntilAnswered for a call that only its caller bounds. It stops when longest has passed since the
+// first attempt began, as if ctx had ended with that cause. The wait for the first place does not count: it says nothing
+// about the server.
+func (p *Pace) UntilAnsweredWithin(
+	ctx context.Context, longest time.Duration, cause error,
+	firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
+) error {
+	return p.untilAnswered(ctx, terms{longest: longest, cause: cause}, firstPause, refused, request)
 }
 
 // UntilAnsweredUrgent is UntilAnswered for a request that must not wait for others. Its attempts need no places.
 func (p *Pace) UntilAnsweredUrgent(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	return p.untilAnswered(ctx, true, firstPause, refused, request)
+	return p.untilAnswered(ctx, terms{urgent: true}, firstPause, refused, request)
+}
+
+// terms say how a request differs from others.
+type terms struct {
+	urgent  bool          // its attempts need no places
+	longest time.Duration // from its first attempt on; zero if that is not limited
+	cause   error         // why it ends then
 }
 
 func (p *Pace) untilAnswered(
-	ctx context.Context, urgent bool, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
+	ctx context.Context, of terms, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
+	leave, err := p.enter(ctx, of)
+	if err != nil {
+		return GaveUp(ctx, err)
+	}
+	timeout := p.Timeout() // after the wait: earlier attempts may have changed it
+	if of.longest > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, of.longest, of.cause)
+		defer cancel()
+	}
 	pause := firstPause
-	var timeout time.Duration
 	var last error
 	lastCutShort := false
 	for n := 0; ; n++ {
-		if ctx.Err() != nil {
-			return GaveUp(ctx, last)
-		}
-		leave := func() {}
-		if p.places != nil && !urgent {
-			var err error
-			if leave, err = p.places.Enter(ctx); err != nil {
-				return GaveUp(ctx, cmp.Or(last, err))
-			}
-		}
-		if n == 0 {
-			timeout = p.Timeout() // after the wait: earlier attempts may have changed it
-		}
 		a := p.once(ctx, timeout, refused, request, leave)
 		if a.answered {
 			return a.err
@@ -139,7 +150,21 @@ func (p *Pace) untilAnswered(
 			Sleep(ctx, pause)
 			pause = min(2*pause, MaxPause)
 		}
+		if leave, err = p.enter(ctx, of); err != nil {
+			return GaveUp(ctx, last)
+		}
 	}
+}
+
+// enter waits for a place, and returns a function that gives it back.
+func (p *Pace) enter(ctx context.Context, of terms) (leave func(), err error) {
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case p.places == nil || of.urgent:
+		return func() {}, nil
+	}
+	return p.places.Enter(ctx)
 }
 
 // outcome is what came of an attempt.
@@ -162,9 +187,9 @@ func (p *Pace) once(
 	a := outcome{err: err, answered: err == nil || refused(err), cutShort: ctx.Err() != nil, took: time.Since(start)}
 	switch {
 	case a.answered:
-		p.note(a.took)
+		p.Note(a.took)
 	case a.took >= timeout:
-		p.note(a.took / 2)
+		p.Note(a.took / 2)
 	}
 	return a
 }

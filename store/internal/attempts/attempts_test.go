@@ -161,7 +161,7 @@ func TestPace_fastAgain(t *testing.T) {
 // get it, so none is repeated.
 func TestPace_places(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(2, time.Second)
+		pace := attempts.NewPace(2)
 		start := time.Now()
 		const took = attempts.MinTimeout - time.Millisecond
 		var mu sync.Mutex
@@ -208,7 +208,7 @@ func takePlace(t *testing.T, pace *attempts.Pace) (answer func()) {
 // The timeout of a request is chosen after its wait, so it suits what earlier requests have found.
 func TestPace_slowServerWithPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1, time.Second)
+		pace := attempts.NewPace(1)
 		answer := takePlace(t, pace)
 		time.AfterFunc(900*time.Millisecond, answer)
 		n := 0
@@ -226,7 +226,7 @@ func TestPace_slowServerWithPlaces(t *testing.T) {
 // A request has a place while an attempt is under way, and not in the pause after it.
 func TestPace_noPlaceDuringPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1, time.Second)
+		pace := attempts.NewPace(1)
 		s := &script{answers: []func(context.Context) error{answering(errCut), answering(nil)}}
 		var call sync.WaitGroup
 		call.Go(func() { _ = pace.UntilAnswered(t.Context(), firstPause, refused, s.request) })
@@ -252,7 +252,7 @@ func wantPlace(t *testing.T, pace *attempts.Pace, want time.Duration) {
 // request is sent at once.
 func TestPace_allPlacesTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1, time.Second)
+		pace := attempts.NewPace(1)
 		answer := takePlace(t, pace)
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second/2, errGone)
 		defer cancel()
@@ -273,24 +273,50 @@ func TestPace_allPlacesTaken(t *testing.T) {
 	})
 }
 
-// A server is silent. Its requests keep their places for a second, and a late answer takes no place from others.
+// A request that may take ten seconds waits for its place for twenty. Its time begins when it has it.
+func TestPace_waitForPlaceDoesNotCount(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		answer func(context.Context) error
+		want   error
+		after  time.Duration
+	}{
+		{"then it is answered", answering(nil), nil, 20 * time.Second},
+		{"then the server is silent", silent, errGone, 30 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				pace := attempts.NewPace(1)
+				answer := takePlace(t, pace)
+				time.AfterFunc(20*time.Second, answer)
+				start := time.Now()
+				err := pace.UntilAnsweredWithin(t.Context(), 10*time.Second, errGone, firstPause, refused, tt.answer)
+				if took := time.Since(start); !errors.Is(err, tt.want) || took != tt.after {
+					t.Errorf("got %v after %v, want %v after %v", err, took, tt.want, tt.after)
+				}
+			})
+		})
+	}
+}
+
+// A server is silent. A request keeps its place until its attempt times out.
 func TestPace_silentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1, time.Second)
-		answer := takePlace(t, pace)
-		wantPlace(t, pace, time.Second)
-		answer()
-
-		answer = takePlace(t, pace)
-		wantPlace(t, pace, time.Second)
-		answer()
+		pace := attempts.NewPace(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var call sync.WaitGroup
+		call.Go(func() { _ = pace.UntilAnswered(ctx, firstPause, refused, silent) })
+		synctest.Wait()
+		wantPlace(t, pace, attempts.MinTimeout)
+		cancel()
+		call.Wait()
 	})
 }
 
 // A request that panics gives its place back.
 func TestPace_panic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := attempts.NewPace(1, time.Second)
+		pace := attempts.NewPace(1)
 		func() {
 			defer func() {
 				if recover() == nil {

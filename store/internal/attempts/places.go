@@ -4,35 +4,29 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 )
 
 // Places limit how many requests are under way at the same time. A Places may be used concurrently.
 type Places struct {
-	taken   chan struct{} // has an element for each
-	longest time.Duration
+	taken chan struct{} // has an element for each
 }
 
-// NewPlaces returns n places, which must be positive. A request keeps its place until it is answered, but at most for
-// longest: one silent member of a cluster must not keep all places while the others answer.
-func NewPlaces(n int, longest time.Duration) *Places {
-	return &Places{taken: make(chan struct{}, n), longest: longest}
-}
+// NewPlaces returns n places, which must be positive.
+func NewPlaces(n int) *Places { return &Places{taken: make(chan struct{}, n)} }
 
-// Enter waits for a place, and returns a function that gives it back. If ctx ends first, the error says that the request
-// was not sent.
+// Enter waits for a place, and returns a function that gives it back, and that may be called more than once. If ctx ends
+// first, the error says that the request was not sent. If a place is free, it is taken even though ctx has ended.
 func (p *Places) Enter(ctx context.Context) (leave func(), err error) {
 	select {
 	case p.taken <- struct{}{}:
-	case <-ctx.Done():
-		return nil, errNotSent
+	default:
+		select {
+		case p.taken <- struct{}{}:
+		case <-ctx.Done():
+			return nil, errNotSent
+		}
 	}
-	giveBack := sync.OnceFunc(func() { <-p.taken })
-	late := time.AfterFunc(p.longest, giveBack)
-	return func() {
-		late.Stop()
-		giveBack()
-	}, nil
+	return sync.OnceFunc(func() { <-p.taken }), nil
 }
 
 // errNotSent is the error of a request whose context ended before it had a place.
