@@ -20,9 +20,19 @@ type txn struct {
 	then, otherwise []clientv3.Op
 
 	canWait bool // it is not urgent: a batcher sends it at once only if nothing is under way, and else with others
+	// enter waits until the transaction may be sent alone, and returns a function to call afterwards. It may be nil.
+	enter func(context.Context) (leave func(), err error)
 }
 
+// commit sends the transaction alone.
 func (t txn) commit(ctx context.Context, cli *clientv3.Client) (*clientv3.TxnResponse, error) {
+	if t.enter != nil {
+		leave, err := t.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+	}
 	return cli.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
 }
 

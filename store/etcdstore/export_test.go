@@ -23,21 +23,21 @@ const MaxRemovals = maxRemovals
 
 // Times has the fields of times.
 type Times struct {
-	HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, VerifyInterval, RetryDelay, AnswerTimeout, BatchDelay, EpochPause time.Duration
+	HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, VerifyInterval, RetryDelay, RemovalPlace, AnswerTimeout, BatchDelay, EpochPause time.Duration
 }
 
 // DefaultTimes returns the times that New sets.
 func DefaultTimes() Times {
 	t := defaultTimes
 	return Times{
-		t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.verifyInterval, t.retryDelay, t.answerTimeout, t.batchDelay, t.epochPause,
+		t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.verifyInterval, t.retryDelay, t.removalPlace, t.answerTimeout, t.batchDelay, t.epochPause,
 	}
 }
 
 // SetTimes replaces the store's times. Call it before the store is used.
 func (s *Store) SetTimes(t Times) {
 	s.times = times{
-		t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.VerifyInterval, t.RetryDelay, t.AnswerTimeout, t.BatchDelay, t.EpochPause,
+		t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.VerifyInterval, t.RetryDelay, t.RemovalPlace, t.AnswerTimeout, t.BatchDelay, t.EpochPause,
 	}
 }
 

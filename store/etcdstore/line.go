@@ -40,8 +40,11 @@ type times struct {
 	resyncInterval time.Duration
 	// verifyInterval is the minimum time between two comparisons of the lines that followLines keeps with etcd's keys.
 	verifyInterval time.Duration
-	// retryDelay is how long the first attempt to delete an entry may take, at least, before another is made.
+	// retryDelay is how long the first attempt to delete an entry may take before another is made.
 	retryDelay time.Duration
+	// removalPlace is how long an attempt to delete an entry counts towards maxRemovals if it is not answered. So a silent
+	// member of the cluster does not keep others from deleting entries.
+	removalPlace time.Duration
 	// answerTimeout is how long in-flight attempts to delete an entry are awaited after another
 	// attempt has not found it. It elapses only if the reply to the attempt that deleted the entry
 	// is lost and the connection stays open.
@@ -61,6 +64,7 @@ var defaultTimes = times{
 	resyncInterval:  5 * time.Second,
 	verifyInterval:  time.Minute,
 	retryDelay:      attempts.MinTimeout,
+	removalPlace:    time.Second,
 	answerTimeout:   attempts.MaxTimeout,
 	batchDelay:      5 * time.Millisecond,
 	epochPause:      100 * time.Millisecond,

@@ -18,31 +18,40 @@ import (
 // not answered: that attempt may have deleted a key that the others did not find.
 //
 // If the first attempt is slow, others are made, but the first is not canceled: on a slow cluster
-// it is the one that deletes the key. Slow means slower than the cluster usually is: if thousands of entries are removed
-// at the same time, repetitions would make it slower still.
+// it is the one that deletes the key.
 func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
-	t := removeTxn(key, created, rest...)
+	t := s.removeTxn(key, created, rest...)
 	request := func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, s.cli) }
 	return s.removeBy(ctx, request, request)
 }
 
 // removeTxn is one attempt of a removal.
-func removeTxn(key string, created int64, rest ...clientv3.Op) txn {
+func (s *Store) removeTxn(key string, created int64, rest ...clientv3.Op) txn {
 	return txn{
 		conditions: []clientv3.Cmp{createdAt(key, created)},
 		then:       append(rest, clientv3.OpDelete(key)),
+		enter:      s.enterRemoval,
 	}
+}
+
+// enterRemoval waits until a removal may be sent alone, and returns a function to call when it is answered. See
+// maxRemovals.
+func (s *Store) enterRemoval(ctx context.Context) (leave func(), err error) {
+	giveBack, err := s.removals.Enter(ctx)
+	if err != nil {
+		return nil, notSentError{attempts.GaveUp(ctx, err)}
+	}
+	late := time.AfterFunc(s.times.removalPlace, giveBack)
+	return func() {
+		late.Stop()
+		giveBack()
+	}, nil
 }
 
 type removeFunc = func(context.Context) (*clientv3.TxnResponse, error)
 
 // removeBy is remove, with one function for the first attempt and one for the others.
 func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (removal, error) {
-	leave, err := s.removals.Enter(ctx)
-	if err != nil {
-		return removal{}, attempts.GaveUp(ctx, err)
-	}
-	defer leave()
 	first, endFirst := context.WithCancelCause(ctx)
 	defer endFirst(nil)
 	var others struct { // the attempts after the first one
@@ -51,17 +60,13 @@ func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (remova
 		running sync.WaitGroup
 	}
 	others.running.Add(1)
-	began, patience := time.Now(), max(s.times.retryDelay, s.pace.Timeout())
-	slow := time.AfterFunc(patience, func() {
+	slow := time.AfterFunc(s.times.retryDelay, func() {
 		defer others.running.Done()
-		s.pace.Note(patience / 2)
 		others.removal, others.err = s.removeAgain(ctx, first, again)
 		endFirst(nil)
 	})
 	var r removal
-	if err = r.note(attempt(first)); err == nil {
-		s.pace.Note(time.Since(began))
-	}
+	err := r.note(attempt(first))
 	if r.removed {
 		endFirst(errRemoved)
 	}
@@ -107,7 +112,7 @@ func (s *Store) removeAgain(ctx context.Context, first context.Context, request 
 
 	var (
 		inFlight    = 0
-		retryAfter  = s.pace.Timeout()
+		retryAfter  = attempts.MinTimeout
 		pause       = firstPause
 		retryTimer  = time.NewTimer(0)
 		notFound    bool  // an attempt has not found the key

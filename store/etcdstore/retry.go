@@ -32,10 +32,11 @@ const maxAttempts = 256
 // with this limit after 10 to 12 s.
 const maxFarReads = 16
 
-// maxRemovals is how many removals of a store may be under way at the same time. They have places of their own, so that
-// a release does not wait for joins. 10 000 waiters of ten processes were admitted at once, and left at once: a server
-// that forces each end of a session to its disk fell so far behind that it refused requests, and sessions expired.
-const maxRemovals = 128
+// maxRemovals is how many attempts of removals may be under way at the same time. They have places of their own, so
+// that a release does not wait for joins. Those in a batch do not count: each session has few batches under way. 10 000
+// waiters of ten processes were admitted at once, and left at once, each with a session of its own. The server forces
+// each end of a session to its disk. So it fell far behind, refused requests, and sessions expired.
+const maxRemovals = 64
 
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
 // in flight when the leader dies hangs in the server for seven seconds, although a new leader is

@@ -85,7 +85,7 @@ func TestStore_limitsRemovals(t *testing.T) {
 	st := newStore(t, cli, "")
 	st.SetTimes(etcdstore.Times{ // no other transactions than the removals
 		HeldWatchDelay: longInterval, IdleTimeout: longInterval, RecheckInterval: longInterval, WatchTimeout: longInterval,
-		ResyncInterval: longInterval, RetryDelay: longInterval,
+		ResyncInterval: longInterval, RetryDelay: longInterval, RemovalPlace: longInterval,
 	})
 	var entries []*testEntry
 	for range etcdstore.MaxRemovals + 40 { // each in a session of its own: one session would remove many in one request

@@ -294,7 +294,7 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 
 // remove is [Store.remove] for the key of an entry of the session. Its first attempt may be part of a batch.
 func (se *session) remove(ctx context.Context, e *entry, created int64, rest ...clientv3.Op) (removal, error) {
-	t := removeTxn(e.key, created, rest...)
+	t := se.store.removeTxn(e.key, created, rest...)
 	first := func(ctx context.Context) (*clientv3.TxnResponse, error) { return se.batcher.commit(ctx, e.req.Name, t) }
 	r, err := se.store.removeBy(ctx, first, func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, se.store.cli) })
 	se.noteRevision(r.header)

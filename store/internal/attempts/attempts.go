@@ -57,10 +57,10 @@ func (p *Pace) Timeout() time.Duration {
 	return min(max(MinTimeout, 4*p.usual), MaxTimeout)
 }
 
-// Note records how long a request took. A slow one counts at once, so that the requests after it
+// note records how long a request took. A slow one counts at once, so that the requests after it
 // are not repeated; a fast one counts for an eighth. A request that took longer than its timeout is
-// recorded as half of that, which doubles the timeout. The methods that send requests call Note themselves.
-func (p *Pace) Note(took time.Duration) {
+// recorded as half of that, which doubles the timeout.
+func (p *Pace) note(took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if took = min(took, MaxTimeout); took > p.usual {
@@ -187,9 +187,9 @@ func (p *Pace) once(
 	a := outcome{err: err, answered: err == nil || refused(err), cutShort: ctx.Err() != nil, took: time.Since(start)}
 	switch {
 	case a.answered:
-		p.Note(a.took)
+		p.note(a.took)
 	case a.took >= timeout:
-		p.Note(a.took / 2)
+		p.note(a.took / 2)
 	}
 	return a
 }
