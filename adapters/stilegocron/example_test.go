@@ -99,21 +99,22 @@ func ExampleElector() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ended := make(chan bool)
+	leaders := make(chan string, 1)
 	_, err = s.NewJob(
-		gocron.DurationJob(time.Millisecond),
+		gocron.DurationJob(10*time.Millisecond),
 		elector.Task(func(_ context.Context, lead *stile.Leadership) error { // ctx ends with the leadership
-			fmt.Println("leading as", lead.Value())
-			close(ended)
+			select {
+			case leaders <- lead.Value():
+			default: // the run before has said it
+			}
 			return nil
 		}),
-		gocron.WithLimitedRuns(1), // runs that are skipped do not count
 	)
 	if err != nil {
 		log.Fatal(err)
 	}
 	s.Start()
-	<-ended
+	fmt.Println("leading as", <-leaders)
 	fmt.Println(s.Shutdown())
 	// Output:
 	// leading as web-1

@@ -21,8 +21,7 @@ import (
 // it is the one that deletes the key.
 func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
 	t := s.removeTxn(key, created, rest...)
-	request := func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, s.cli) }
-	return s.removeBy(ctx, request, request)
+	return s.removeBy(ctx, t, func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, s.cli) })
 }
 
 // removeTxn is one attempt of a removal.
@@ -34,8 +33,8 @@ func (s *Store) removeTxn(key string, created int64, rest ...clientv3.Op) txn {
 	}
 }
 
-// enterRemoval waits until a removal may be sent alone, and returns a function to call when it is answered. See
-// maxRemovals.
+// enterRemoval waits until a removal may be sent alone, or repeated, and returns a function to call when it is answered.
+// See maxRemovals.
 func (s *Store) enterRemoval(ctx context.Context) (leave func(), err error) {
 	giveBack, err := s.removals.Enter(ctx)
 	if err != nil {
@@ -48,10 +47,10 @@ func (s *Store) enterRemoval(ctx context.Context) (leave func(), err error) {
 	}, nil
 }
 
-type removeFunc = func(context.Context) (*clientv3.TxnResponse, error)
-
-// removeBy is remove, with one function for the first attempt and one for the others.
-func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (removal, error) {
+// removeBy is remove, with a function that makes the first attempt.
+func (s *Store) removeBy(
+	ctx context.Context, t txn, attempt func(context.Context) (*clientv3.TxnResponse, error),
+) (removal, error) {
 	first, endFirst := context.WithCancelCause(ctx)
 	defer endFirst(nil)
 	var others struct { // the attempts after the first one
@@ -62,20 +61,24 @@ func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (remova
 	others.running.Add(1)
 	slow := time.AfterFunc(s.times.retryDelay, func() {
 		defer others.running.Done()
-		others.removal, others.err = s.removeAgain(ctx, first, again)
+		others.removal, others.err = s.removeAgain(ctx, first, t)
 		endFirst(nil)
 	})
 	var r removal
 	err := r.note(attempt(first))
-	if r.removed {
+	switch {
+	case r.removed:
 		endFirst(errRemoved)
+	case err == nil:
+		endFirst(errNotFound)
+	default:
+		endFirst(nil)
 	}
-	endFirst(nil)
 	switch stopped := slow.Stop(); {
 	case stopped && (err == nil || refused(err)):
 		return r, err
 	case stopped:
-		others.removal, others.err = s.removeAgain(ctx, first, again)
+		others.removal, others.err = s.removeAgain(ctx, first, t)
 	default:
 		others.running.Wait()
 	}
@@ -85,16 +88,39 @@ func (s *Store) removeBy(ctx context.Context, attempt, again removeFunc) (remova
 	return r.merge(others.removal), err
 }
 
-// errRemoved ends the context of the first attempt of a removal that has found the key.
-var errRemoved = errors.New("the key is deleted")
+// errRemoved ends the context of the first attempt of a removal that has found the key, and errNotFound that of one that
+// has not.
+var (
+	errRemoved  = errors.New("the key is deleted")
+	errNotFound = errors.New("the key is not there")
+)
 
 // removeAgain repeats the request of a removal until it is answered. Several attempts may be in flight.
 // When one does not find the key, the others, and the very first until its context has ended, are awaited
 // for the store's answerTimeout. If that has deleted the key, nothing else is awaited. An attempt that is
-// not answered within [attempts.MaxTimeout] is canceled, which bounds their number.
-func (s *Store) removeAgain(ctx context.Context, first context.Context, request removeFunc) (r removal, err error) {
+// not answered within [attempts.MaxTimeout] is canceled, which bounds their number. Together they take one place. If the
+// first attempt is answered before they have it, none is made.
+func (s *Store) removeAgain(ctx context.Context, first context.Context, t txn) (r removal, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
+	answered := func() bool { return context.Cause(first) == errRemoved || context.Cause(first) == errNotFound }
+	waiting, stopWaiting := context.WithCancel(ctx)
+	stop := context.AfterFunc(first, func() {
+		if answered() {
+			stopWaiting()
+		}
+	})
+	leave, err := s.enterRemoval(waiting)
+	stop()
+	stopWaiting()
+	switch {
+	case err != nil && answered():
+		return removal{}, nil
+	case err != nil:
+		return removal{}, err
+	}
+	defer leave()
+	t.enter = nil
 	type answer struct {
 		resp *clientv3.TxnResponse
 		err  error
@@ -103,7 +129,7 @@ func (s *Store) removeAgain(ctx context.Context, first context.Context, request 
 	attempt := func() {
 		try, cancel := context.WithTimeout(ctx, attempts.MaxTimeout)
 		defer cancel()
-		resp, err := request(try)
+		resp, err := t.commit(try, s.cli)
 		select {
 		case answers <- answer{resp, err}:
 		case <-ctx.Done():

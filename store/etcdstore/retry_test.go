@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
@@ -77,63 +78,66 @@ func TestStore_limitsRequests(t *testing.T) {
 	}
 }
 
-// More entries than MaxRemovals are withdrawn at once, and the server does not answer. Only MaxRemovals of them are being
-// removed. When it answers, all are.
+// More entries than MaxRemovals are withdrawn at once, and the server does not answer. Only MaxRemovals removals are under
+// way as long as those count that are not answered. When the server answers, all entries are removed.
 func TestStore_limitsRemovals(t *testing.T) {
-	t.Parallel()
-	cli, intercept := interceptedClient(t)
-	st := newStore(t, cli, "")
-	st.SetTimes(etcdstore.Times{ // no other transactions than the removals
-		HeldWatchDelay: longInterval, IdleTimeout: longInterval, RecheckInterval: longInterval, WatchTimeout: longInterval,
-		ResyncInterval: longInterval, RetryDelay: longInterval, RemovalPlace: longInterval,
-	})
-	var entries []*testEntry
-	for range etcdstore.MaxRemovals + 40 { // each in a session of its own: one session would remove many in one request
-		entries = append(entries, enqueue(t, openSession(t, st), newName(t)))
-	}
-	for _, e := range entries {
-		e.await(t, store.Admitted)
-	}
-
-	var mu sync.Mutex
-	var most, underWay int
-	full, given := make(chan struct{}), make(chan struct{})
-	fill := sync.OnceFunc(func() { close(full) })
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		if request != "Txn" {
-			return send()
-		}
-		mu.Lock()
-		underWay++
-		if most = max(most, underWay); most >= etcdstore.MaxRemovals {
-			fill()
-		}
-		mu.Unlock()
-		<-given
-		mu.Lock()
-		underWay--
-		mu.Unlock()
-		return send()
-	})
-	intercept.Store(&f)
-	var calls sync.WaitGroup
-	for _, e := range entries {
-		calls.Go(func() {
-			if err := e.Ticket.Withdraw(t.Context()); err != nil {
-				t.Error(err)
+	const entries = etcdstore.MaxRemovals + 40
+	for _, tt := range []struct {
+		name  string
+		place time.Duration
+		want  int64
+	}{
+		{"each counts until it is answered", longInterval, etcdstore.MaxRemovals},
+		{"each counts for a moment", time.Millisecond, entries},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			cli, intercept := interceptedClient(t)
+			st := newStore(t, cli, "")
+			times := etcdstore.DefaultTimes()
+			times.RetryDelay, times.RemovalPlace = longInterval, tt.place
+			st.SetTimes(times)
+			var held []*testEntry
+			for range entries { // each in a session of its own: one session would remove many in one request
+				held = append(held, enqueue(t, openSession(t, st), newName(t)))
 			}
+			for _, e := range held {
+				e.await(t, store.Admitted)
+			}
+
+			var sent atomic.Int64
+			given := make(chan struct{})
+			type removal struct{} // the key of a value that the contexts of removals have
+			f := handler(func(ctx context.Context, _ string, send func() error) error {
+				if ctx.Value(removal{}) == nil {
+					return send()
+				}
+				sent.Add(1)
+				<-given
+				return send()
+			})
+			intercept.Store(&f)
+			ctx := context.WithValue(t.Context(), removal{}, true)
+			var calls sync.WaitGroup
+			for _, e := range held {
+				calls.Go(func() {
+					if err := e.Ticket.Withdraw(ctx); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			eventually(t, "the places are taken", func() bool { return sent.Load() >= tt.want })
+			for range 10 { // time for more of them
+				if !keyExists(t, cli, held[0].name) {
+					t.Error("an entry is gone although no removal was sent")
+				}
+			}
+			if n := sent.Load(); n != tt.want {
+				t.Errorf("got %d removals at once, want %d", n, tt.want)
+			}
+			close(given)
+			calls.Wait()
 		})
-	}
-	<-full
-	for range 10 { // time for more of them
-		if !keyExists(t, cli, entries[0].name) {
-			t.Error("an entry is gone although no removal was sent")
-		}
-	}
-	close(given)
-	calls.Wait()
-	if most != etcdstore.MaxRemovals {
-		t.Errorf("got %d removals at once, want %d", most, etcdstore.MaxRemovals)
 	}
 }
 

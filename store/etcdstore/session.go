@@ -296,7 +296,7 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 func (se *session) remove(ctx context.Context, e *entry, created int64, rest ...clientv3.Op) (removal, error) {
 	t := se.store.removeTxn(e.key, created, rest...)
 	first := func(ctx context.Context) (*clientv3.TxnResponse, error) { return se.batcher.commit(ctx, e.req.Name, t) }
-	r, err := se.store.removeBy(ctx, first, func(ctx context.Context) (*clientv3.TxnResponse, error) { return t.commit(ctx, se.store.cli) })
+	r, err := se.store.removeBy(ctx, t, first)
 	se.noteRevision(r.header)
 	return r, err
 }
