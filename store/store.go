@@ -59,7 +59,8 @@ import (
 
 // A Store keeps one line for each name. It must be safe for concurrent use. If no server answers, a method
 // other than Watch may fail before ctx ends, and so may ClearMarks, SetLimit and Record of its Capabilities.
-// Those of etcdstore, redisstore, redlockstore and zkstore do after ten seconds.
+// Those of etcdstore, redisstore, redlockstore and zkstore do after ten seconds. If thousands of calls are made at the
+// same time, their wait for each other may come before that.
 type Store interface {
 	// Capabilities returns what the store supports. It sends no request and always returns the
 	// same.

@@ -29,13 +29,15 @@ const maxAttempts = 256
 // sizes.farLimit. For each, the servers sort all keys of the line: a few such reads of a line of thousands keep them
 // busy. Ten processes with 200 waiters each joined a line at once. With maxAttempts as the only limit, three of four of
 // these reads were not answered in time and sent again, and the waiters had joined and read the line after 21 to 27 s;
-// with this limit after 10 to 12 s.
+// with this limit after 10 to 12 s. While one of three members is silent, they are about ten a second.
 const maxFarReads = 16
 
-// maxRemovals is how many attempts of removals may be under way at the same time. They have places of their own, so
-// that a release does not wait for joins. Those in a batch do not count: each session has few batches under way. 10 000
-// waiters of ten processes were admitted at once, and left at once, each with a session of its own. The server forces
-// each end of a session to its disk. So it fell far behind, refused requests, and sessions expired.
+// maxRemovals is how many removals of a store may be sent or repeated at the same time. They have places of their own, so
+// that a release does not wait for joins. Those in a batch do not count: each session has few batches under way.
+//
+// Without this limit, 10 000 waiters of ten processes were admitted at once, and left at once, each with a session of its
+// own. The server fell far behind, because it forces each end of a session to its disk. It refused requests, and
+// sessions expired. A session ends after its entry is removed, so the limit spaces the ends too.
 const maxRemovals = 64
 
 // attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is

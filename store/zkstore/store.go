@@ -135,14 +135,11 @@ func New(servers []string, opts *Options) (*Store, error) {
 	}, nil
 }
 
-// maxOpening is how many calls of [Store.Open] may be under way; others wait. An ensemble opens some hundred sessions
-// a second. If thousands ask at once, it answers most of them after their connections were given up, and they ask
-// again: 2000 sessions of ten processes were not all open after [attempts.MaxDuration].
+// maxOpening is how many calls of [Store.Open] may be under way; others wait. An ensemble opens a few hundred
+// sessions a second. If thousands ask at once, it answers most of them after their connections were given up, and they ask
+// again: 2000 sessions of ten processes were not all open after [attempts.MaxDuration]. A call that is not answered
+// counts for maxHandshake, so that one silent server does not keep all sessions from the others.
 const maxOpening = 32
-
-// maxPlace is how long an unanswered session counts, so that one silent server does not keep all sessions from the
-// others.
-const maxPlace = time.Second
 
 // withPort adds the default port to the address of a server that has none.
 func withPort(server string) (string, error) {
@@ -242,7 +239,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		return nil, s.wrapErr("open a session", attempts.GaveUp(ctx, err))
 	}
 	defer leave()
-	defer time.AfterFunc(maxPlace, leave).Stop()
+	defer time.AfterFunc(maxHandshake, leave).Stop()
 	bounded, cancel := context.WithTimeoutCause(ctx, s.callTimeout, noAnswerError(s.callTimeout))
 	defer cancel()
 	g := newGroup(s, opts)

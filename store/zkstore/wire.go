@@ -21,6 +21,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
+// maxHandshake is how long a handshake with a server may take in a session with a long TTL.
+const maxHandshake = 3 * time.Second
+
 // transport connects one go-zookeeper client with its servers. It chooses servers, abandons those
 // that accept a connection and stay silent, authenticates each connection before any other request,
 // and learns from the traffic what the client does not report: see the package comment.
@@ -79,7 +82,7 @@ func newTransport(s *Store, timeout time.Duration, once bool) *transport {
 		lookup:           s.lookup,
 		connect:          s.dial,
 		turns:            make(map[string]int),
-		handshakeTimeout: min(max(silenceTimeout(timeout), 200*time.Millisecond), 3*time.Second),
+		handshakeTimeout: min(max(silenceTimeout(timeout), 200*time.Millisecond), maxHandshake),
 		once:             once,
 		pendingCreates:   make(map[string]pendingCreate),
 	}

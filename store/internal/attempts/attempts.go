@@ -93,9 +93,8 @@ func (p *Pace) UntilAnswered(
 	return p.untilAnswered(ctx, terms{}, firstPause, refused, request)
 }
 
-// UntilAnsweredWithin is UntilAnswered for a call that only its caller bounds. It stops when longest has passed since the
-// first attempt began, as if ctx had ended with that cause. The wait for the first place does not count: it says nothing
-// about the server.
+// UntilAnsweredWithin is UntilAnswered with a time limit. It stops when longest has passed since the first attempt began,
+// as if ctx had ended with that cause. The wait for the first place does not count: it says nothing about the server.
 func (p *Pace) UntilAnsweredWithin(
 	ctx context.Context, longest time.Duration, cause error,
 	firstPause time.Duration, refused func(error) bool, request func(context.Context) error,

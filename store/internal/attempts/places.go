@@ -8,7 +8,7 @@ import (
 
 // Places limit how many requests are under way at the same time. A Places may be used concurrently.
 type Places struct {
-	taken chan struct{} // has an element for each
+	taken chan struct{} // has an element for each place that is taken
 }
 
 // NewPlaces returns n places, which must be positive.

@@ -53,8 +53,8 @@ type Collector struct {
 	reads                             *prometheus.HistogramVec
 	readErrors                        prometheus.Counter
 
-	mu    sync.Mutex      // taken while the observer's is held
-	known map[string]bool // classes that have counters
+	mu    sync.Mutex           // taken while the observer's is held
+	known map[string]*counters // by class
 
 	fromNames lockclass.Set
 }
@@ -86,7 +86,7 @@ func New(o *observe.Observer, classes Classes) *Collector {
 		readErrors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stile_store_read_errors_total", Help: "Readings of the store that have failed.",
 		}),
-		known: make(map[string]bool),
+		known: make(map[string]*counters),
 	}
 	for _, r := range classes.rules {
 		c.addLocked(r.class)
@@ -99,32 +99,61 @@ func New(o *observe.Observer, classes Classes) *Collector {
 	return c
 }
 
-// class returns the class of a name.
-func (c *Collector) class(name string) string {
+// class returns the class of a name, and its counters.
+func (c *Collector) class(name string) (string, *counters) {
 	class, chosen := c.classes.of(name)
 	if !chosen {
 		class = c.fromNames.Limit(class)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.known[class] {
-		c.addLocked(class)
+	of := c.known[class]
+	if of == nil {
+		of = c.addLocked(class)
 	}
-	return class
+	return class, of
+}
+
+// counters are the metrics of a class. Those with another label are functions of it. The observer's mutex must be held.
+type counters struct {
+	acquisitions, losses func(label string) prometheus.Counter
+	contentions          prometheus.Counter
+	waits, holds         func(label string) prometheus.Observer
 }
 
 // addLocked adds a class. Its counters begin at zero, so that Prometheus sees how they become one.
-func (c *Collector) addLocked(class string) {
-	c.known[class] = true
+func (c *Collector) addLocked(class string) *counters {
+	of := &counters{
+		acquisitions: labeled(c.acquisitions.WithLabelValues, class),
+		losses:       labeled(c.losses.WithLabelValues, class),
+		contentions:  c.contentions.WithLabelValues(class),
+		waits:        labeled(c.waits.WithLabelValues, class),
+		holds:        labeled(c.holds.WithLabelValues, class),
+	}
+	c.known[class] = of
 	for _, outcome := range []string{acquired, left, observe.Lost, observe.Broken, unknown} {
-		c.acquisitions.WithLabelValues(class, outcome)
+		of.acquisitions(outcome)
 	}
 	for _, reason := range []string{expired, observe.Broken} {
-		c.losses.WithLabelValues(class, reason)
+		of.losses(reason)
 	}
-	c.contentions.WithLabelValues(class)
-	c.waits.WithLabelValues(class, acquired)
-	c.holds.WithLabelValues(class, released)
+	of.waits(acquired)
+	of.holds(released)
+	return of
+}
+
+// labeled returns a function that finds the metric of a class with a label. It keeps what it has found: to find a metric
+// by its labels takes longer than to count.
+func labeled[M any](find func(labels ...string) M, class string) func(label string) M {
+	known := make(map[string]M)
+	return func(label string) M {
+		m, ok := known[label]
+		if !ok {
+			m = find(class, label)
+			known[label] = m
+		}
+		return m
+	}
 }
 
 func (c *Collector) reading(r observe.Reading) {
@@ -137,33 +166,33 @@ func (c *Collector) reading(r observe.Reading) {
 
 // changed counts the events of a line.
 func (c *Collector) changed(before, now stile.Line, events []observe.Event) {
-	class := c.class(now.Name)
+	_, of := c.class(now.Name)
 	admitted := 0
 	for _, e := range events {
 		switch e.What {
 		case observe.Holds:
 			admitted++
-			c.attempted(class, acquired, e)
+			of.attempted(acquired, e)
 		case observe.Left:
-			c.attempted(class, outcomeOf(e.Cause), e)
+			of.attempted(outcomeOf(e.Cause), e)
 		case observe.Ended:
-			c.ended(class, e)
+			of.ended(e)
 		}
 	}
 	// Each holder of a line with waiters has been counted: when it was admitted, or when the first waiter came.
 	switch {
 	case len(now.Waiters) == 0:
 	case len(before.Waiters) > 0:
-		c.contentions.WithLabelValues(class).Add(float64(admitted))
+		of.contentions.Add(float64(admitted))
 	default:
-		c.contentions.WithLabelValues(class).Add(float64(len(now.Holders)))
+		of.contentions.Add(float64(len(now.Holders)))
 	}
 }
 
-func (c *Collector) attempted(class, outcome string, e observe.Event) {
-	c.acquisitions.WithLabelValues(class, outcome).Inc()
+func (c *counters) attempted(outcome string, e observe.Event) {
+	c.acquisitions(outcome).Inc()
 	if e.Measured {
-		c.waits.WithLabelValues(class, outcome).Observe(e.Waited.Seconds())
+		c.waits(outcome).Observe(e.Waited.Seconds())
 	}
 }
 
@@ -178,18 +207,18 @@ func outcomeOf(cause string) string {
 	}
 }
 
-func (c *Collector) ended(class string, e observe.Event) {
+func (c *counters) ended(e observe.Event) {
 	end := e.Cause
 	switch e.Cause {
 	case observe.Lost:
-		c.losses.WithLabelValues(class, expired).Inc()
+		c.losses(expired).Inc()
 	case observe.Broken:
-		c.losses.WithLabelValues(class, observe.Broken).Inc()
+		c.losses(observe.Broken).Inc()
 	case "":
 		end = unknown
 	}
 	if e.Measured {
-		c.holds.WithLabelValues(class, end).Observe(e.Held.Seconds())
+		c.holds(end).Observe(e.Held.Seconds())
 	}
 }
 
@@ -271,7 +300,7 @@ type sum struct {
 func (c *Collector) sums() map[string]*sum {
 	sums := make(map[string]*sum)
 	c.observer.EachEntry(func(e observe.EntryState) {
-		class := c.class(e.Name)
+		class, _ := c.class(e.Name)
 		s := sums[class]
 		if s == nil {
 			s = new(sum)

@@ -159,16 +159,16 @@ func (o *Observer) apply(c stile.Change, now time.Time) {
 	now = latest(now, o.applied)
 	o.applied = now
 	before := o.history.last
-	read := make(map[string]bool, len(c.Lines))
 	for _, l := range c.Lines {
-		l, ok := bounded(l)
-		if !ok {
-			continue
+		if l, ok := bounded(l); ok {
+			o.applyLineLocked(l, c.Exact, c.At, now)
 		}
-		read[l.Name] = true
-		o.applyLineLocked(l, c.Exact, c.At, now)
 	}
 	if c.All {
+		read := make(map[string]bool, len(c.Lines))
+		for i := range c.Lines {
+			read[c.Lines[i].Name] = true
+		}
 		for _, name := range slices.Sorted(maps.Keys(o.lines)) {
 			if !read[name] {
 				o.applyLineLocked(NoEntries(name), c.Exact, c.At, now)
