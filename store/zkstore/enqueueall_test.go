@@ -227,14 +227,21 @@ func TestEnqueueAll_requests(t *testing.T) {
 		j.withdraw(t)
 	}
 	for _, try := range []bool{false, true} {
-		m.takeRequests()
-		set, err := tryEnqueueAll(t.Context(), st, se, try, names...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := map[string]int{}
-		for _, op := range m.takeRequests() {
-			got[op]++
+		var set []*joined
+		var got map[string]int
+		for made := true; made; made = got["createContainer"] > 0 { // ZooKeeper deletes empty containers each minute
+			for _, j := range set {
+				j.withdraw(t)
+			}
+			m.takeRequests()
+			var err error
+			if set, err = tryEnqueueAll(t.Context(), st, se, try, names...); err != nil {
+				t.Fatal(err)
+			}
+			got = map[string]int{}
+			for _, op := range m.takeRequests() {
+				got[op]++
+			}
 		}
 		listings := 10
 		if try {

@@ -377,7 +377,7 @@ func (e *entry) check(st stat) error {
 		return fmt.Errorf("the ensemble's transaction number is %#x, beyond %#x, the largest from which a fencing token can be made",
 			st.czxid, uint64(store.MaxOrder))
 	}
-	e.order = uint64(st.czxid)
+	e.line.setOrder(e, uint64(st.czxid))
 	return nil
 }
 

@@ -291,6 +291,13 @@ func (w *lineWatch) verifyTurn(e *entry, fromRead bool, connection int64) {
 	}
 }
 
+// setOrder sets the order of an entry. The entry may be ended meanwhile, with its session.
+func (w *lineWatch) setOrder(e *entry, order uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e.order = order
+}
+
 // goneLocked ends an entry that is no longer in the line, and delivers that.
 func (w *lineWatch) goneLocked(e *entry, cause error) {
 	e.recordEnding(removedByOther)
