@@ -291,7 +291,7 @@ func (w *lineWatch) verifyTurn(e *entry, fromRead bool, connection int64) {
 	}
 }
 
-// setOrder sets the order of an entry. The entry may be ended meanwhile, with its session.
+// setOrder sets the order of an entry. The session may end at the same time, and goneLocked then reads the order.
 func (w *lineWatch) setOrder(e *entry, order uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -94,7 +94,8 @@ func (p *Pace) UntilAnswered(
 }
 
 // UntilAnsweredWithin is UntilAnswered with a time limit. It stops when longest has passed since the first attempt began,
-// as if ctx had ended with that cause. The wait for the first place does not count: it says nothing about the server.
+// as if ctx had ended with that cause; zero and less are no limit. The wait for the first place does not count: it says
+// nothing about the server.
 func (p *Pace) UntilAnsweredWithin(
 	ctx context.Context, longest time.Duration, cause error,
 	firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
