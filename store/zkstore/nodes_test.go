@@ -3,6 +3,7 @@ package zkstore
 import (
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stilelock/stile/line"
@@ -154,4 +155,22 @@ func TestEntry_updateAhead(t *testing.T) {
 	if e.updateAhead(line(first)); len(e.ahead) > 0 {
 		t.Error("an old read has changed the entries ahead of an admitted entry")
 	}
+}
+
+// A session is lost while one of its entries is being created. The race detector sees whether both use the entry's order
+// at the same time.
+func TestEntry_checkWhileSessionIsLost(t *testing.T) {
+	se := &session{id: 7}
+	w := &lineWatch{session: se, dir: "/a", mine: make(map[*entry]struct{}), stop: func() {}}
+	e := &entry{
+		session: se, line: w, node: listedEntry{node: node{sequence: 3}},
+		delivery: delivery.New(func(store.Standing) {}), number: newClaimState(),
+	}
+	w.mine[e] = struct{}{}
+	var closing sync.WaitGroup
+	closing.Go(func() { w.close(store.ErrSessionLost, true) })
+	if err := e.check(stat{czxid: 12, owner: 7}); err != nil {
+		t.Error(err)
+	}
+	closing.Wait()
 }
