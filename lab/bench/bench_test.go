@@ -529,8 +529,8 @@ func TestRun_crash(t *testing.T) {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	var out bytes.Buffer
-	// A TTL of 5 s: the stock mutex loses its lease before it is ready if the machine stands still for as long.
-	args := []string{"-store", "crash", "-rounds", "1", "-slice", "500ms", "-etcd", etcd, "-stile", program, "-o", "json"}
+	// A TTL of 8 s: the stock mutex loses its lease before it is ready if the machine stands still for as long.
+	args := []string{"-store", "crash", "-rounds", "1", "-slice", "800ms", "-etcd", etcd, "-stile", program, "-o", "json"}
 	if err := run(t.Context(), args, &out); err != nil {
 		t.Fatal(err)
 	}
@@ -546,6 +546,28 @@ func TestRun_crash(t *testing.T) {
 		if row.Crashes+row.Early+row.Never != crashes {
 			t.Errorf("%s, %s: got %+v, want %d crashes", row.Store, row.Contender, row, crashes)
 		}
+	}
+}
+
+// If a process ends before all are ready, as `stile run` does that loses its lock while the machine stands still,
+// its contender is measured again.
+func TestMeasureWhenReady(t *testing.T) {
+	starts := 0
+	ends := func(ctx context.Context, _ string, _ time.Duration) (*workerProcess, error) {
+		starts++
+		return startProcess(exec.CommandContext(ctx, "true"))
+	}
+	var m crashMeasurement
+	err := m.measureWhenReady(t.Context(), crashContender{start: ends, apart: true}, new(crashResult))
+	if !errors.Is(err, errNotReady) || starts != 5*crashes {
+		t.Errorf("got %d processes, error %v; want %d processes, error %v", starts, err, 5*crashes, errNotReady)
+	}
+	starts = 0
+	broken := errors.New("broken")
+	fails := func(context.Context, string, time.Duration) (*workerProcess, error) { starts++; return nil, broken }
+	err = m.measureWhenReady(t.Context(), crashContender{start: fails, apart: true}, new(crashResult))
+	if !errors.Is(err, broken) || starts != 1 {
+		t.Errorf("got %d processes, error %v; want one and error %v", starts, err, broken)
 	}
 }
 

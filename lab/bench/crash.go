@@ -303,7 +303,7 @@ func measureCrash(ctx context.Context, c config) (_ *report, err error) {
 		measuring, roundCtx := errgroup.WithContext(ctx)
 		for i, k := range contenders {
 			measuring.Go(func() error {
-				if err := m.measure(roundCtx, k, &results[i]); err != nil {
+				if err := m.measureWhenReady(roundCtx, k, &results[i]); err != nil {
 					return fmt.Errorf("%s, %s: %w", k.store, k.name, err)
 				}
 				return nil
@@ -387,7 +387,19 @@ func (a account) starter(program string) func(context.Context, string, time.Dura
 	}
 }
 
-// measure measures one round of a contender.
+// measureWhenReady measures one round of a contender. It begins anew, four times at most, if a process ends before
+// all are ready.
+func (m *crashMeasurement) measureWhenReady(ctx context.Context, k crashContender, r *crashResult) (err error) {
+	for range 5 {
+		if err = m.measure(ctx, k, r); !errors.Is(err, errNotReady) {
+			break
+		}
+	}
+	return err
+}
+
+// measure measures one round of a contender. It returns [errNotReady] if a process ended before all were ready, as
+// the holder of a lock does that it loses while the machine stands still. Nothing has been measured then.
 func (m *crashMeasurement) measure(ctx context.Context, k crashContender, r *crashResult) error {
 	ctx, cancel := context.WithTimeout(ctx, crashTimeout(m.ttl))
 	defer cancel()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/gob"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -364,10 +365,14 @@ func startProcess(cmd *exec.Cmd) (w *workerProcess, err error) {
 	return w, w.cmd.Start()
 }
 
-// awaitReady waits until the worker has connected all its clients.
+// errNotReady means that a worker process ended, or printed something else, before it was ready.
+var errNotReady = errors.New("it is not ready")
+
+// awaitReady waits until the worker has connected all its clients. It returns [errNotReady] if the worker ends
+// before.
 func (w *workerProcess) awaitReady() error {
 	if line, err := w.stdout.ReadString('\n'); err != nil || line != ready {
-		return w.failure(fmt.Errorf("it is not ready: %q: %w", line, err))
+		return w.failure(fmt.Errorf("%w: %q: %w", errNotReady, line, err))
 	}
 	return nil
 }
