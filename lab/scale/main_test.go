@@ -4,10 +4,13 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stilelock/stile/internal/testservers"
 )
@@ -53,6 +56,32 @@ func TestRun_resumes(t *testing.T) {
 	}
 	if second.String() != first.String() {
 		t.Errorf("the second run printed\n%s\nwant\n%s", second.String(), first.String())
+	}
+}
+
+// If a server ends instead of serving, the error contains what it has printed.
+func TestStartServers_showsOutput(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	program, ended := filepath.Join(dir, "server"), filepath.Join(dir, "ended")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho no space\ntouch "+ended+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(ended); err == nil {
+				cancel()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	s, err := startServers(ctx, config{etcd: program}, etcdStore, 1)
+	if err == nil || !strings.Contains(err.Error(), "etcd does not answer") || !strings.Contains(err.Error(), "no space") {
+		t.Errorf("got error %v, want one with the output of the server", err)
+	}
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of the servers is still there: %v", err)
 	}
 }
 

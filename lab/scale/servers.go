@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"time"
 )
 
@@ -64,6 +66,9 @@ func startServers(ctx context.Context, c config, store string, n int) (s *server
 	}
 	defer func() {
 		if err != nil {
+			if text, _ := os.ReadFile(s.log()); len(text) > 0 {
+				err = fmt.Errorf("%w; the servers' last output: %s", err, bytes.TrimSpace(text[max(0, len(text)-1000):]))
+			}
 			s.stop()
 		}
 	}()
@@ -89,9 +94,12 @@ func (s *servers) add(addr, program string, args ...string) *member {
 	return m
 }
 
+// log returns the path of the file with the output of all members.
+func (s *servers) log() string { return filepath.Join(s.dir, "log") }
+
 // start starts the process of a member.
 func (s *servers) start(m *member) error {
-	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(s.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -180,6 +188,7 @@ func (s *servers) withProxies(addrs []string, count func() observer) (fronts []s
 func await(ctx context.Context, what string, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("it has taken two minutes"))
 	defer cancel()
+	var last error // of the tries that ctx did not end
 	for {
 		try, stop := context.WithTimeout(ctx, 5*time.Second)
 		err := ready(try)
@@ -187,9 +196,12 @@ func await(ctx context.Context, what string, ready func(context.Context) error) 
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w: %w", what, context.Cause(ctx), err)
+			return fmt.Errorf("%s: %w: %w", what, context.Cause(ctx), last)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -236,13 +248,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // freeAddresses returns n free TCP addresses of a loopback address that other programs are unlikely
-// to use.
+// to use. Their ports are below those that the system assigns: a proxy listens at the same address before the server
+// does, and must not get the server's port.
 func freeAddresses(n int) (addrs []string, err error) {
 	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.N(250), rand.N(256), 1+rand.N(254))
-	for range n {
-		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	for tries := 0; len(addrs) < n; tries++ {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(11_000+rand.N(20_000))))
 		if err != nil {
-			return nil, err
+			if tries > 50 {
+				return nil, err
+			}
+			continue
 		}
 		defer l.Close()
 		addrs = append(addrs, l.Addr().String())
