@@ -549,8 +549,7 @@ func TestRun_crash(t *testing.T) {
 	}
 }
 
-// If a process ends before all are ready, as `stile run` does that loses its lock while the machine stands still,
-// its contender is measured again.
+// If a process ends before all are ready, its contender is measured again.
 func TestMeasureWhenReady(t *testing.T) {
 	starts := 0
 	ends := func(ctx context.Context, _ string, _ time.Duration) (*workerProcess, error) {

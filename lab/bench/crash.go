@@ -398,8 +398,8 @@ func (m *crashMeasurement) measureWhenReady(ctx context.Context, k crashContende
 	return err
 }
 
-// measure measures one round of a contender. It returns [errNotReady] if a process ended before all were ready, as
-// the holder of a lock does that it loses while the machine stands still. Nothing has been measured then.
+// measure measures one round of a contender. It returns [errNotReady] if a process ended before all were ready: then
+// nothing has been measured. `stile run`, for one, ends if it loses its lock while the machine stands still.
 func (m *crashMeasurement) measure(ctx context.Context, k crashContender, r *crashResult) error {
 	ctx, cancel := context.WithTimeout(ctx, crashTimeout(m.ttl))
 	defer cancel()

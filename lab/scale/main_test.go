@@ -59,9 +59,9 @@ func TestRun_resumes(t *testing.T) {
 	}
 }
 
-// If a server ends instead of serving, the error contains what it has printed.
+// If a server ends instead of serving, the error contains what it has printed. The test is not parallel: a process
+// that another test starts at this moment could inherit the open script, which then cannot be run.
 func TestStartServers_showsOutput(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	program, ended := filepath.Join(dir, "server"), filepath.Join(dir, "ended")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho no space\ntouch "+ended+"\n"), 0o700); err != nil {
