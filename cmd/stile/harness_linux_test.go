@@ -266,6 +266,15 @@ func (c *command) spawn() *command {
 	return c
 }
 
+func (c *command) hasEnded() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // exitCode waits until the command ends and returns its exit code.
 func (c *command) exitCode() int {
 	c.m.t.Helper()

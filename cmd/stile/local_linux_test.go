@@ -262,14 +262,7 @@ func TestLocal_serverAlreadyStarting(t *testing.T) {
 	// If the first server was not the first to lock the pid file, it has noticed that and ended. So
 	// there is never more than one server.
 	if pid := m.serverPID(); pid != 0 && pid != starting.Process.Pid {
-		eventually(t, "end of the second server", func() bool {
-			select {
-			case <-starting.done:
-				return true
-			default:
-				return false
-			}
-		})
+		eventually(t, "end of the second server", starting.hasEnded)
 	}
 }
 
@@ -353,9 +346,13 @@ func (m *machine) prepareRuntimeSocket() string {
 func (m *machine) startBackground(socket string, idle time.Duration) *command {
 	m.t.Helper()
 	c := m.command("serve", "--background", m.home(), "--socket", socket, "--idle", idle.String()).spawn()
-	eventually(m.t, "the socket", func() bool {
-		_, err := os.Stat(socket)
-		return err == nil
+	// The file of a socket exists before its server listens.
+	eventually(m.t, "a server at the socket", func() bool {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil || c.hasEnded()
 	})
 	return c
 }

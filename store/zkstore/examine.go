@@ -75,11 +75,12 @@ type examination struct {
 	found examine.Findings
 }
 
-// server is what a server says of itself. A word that it does not answer is nil.
+// server is what a server says of itself. A word without an answer is nil, and so is one that is not permitted.
 type server struct {
 	address          string
 	srvr, conf, mntr map[string]string
 	err              error // of srvr
+	detailsErr       error // of conf or mntr; nil if the server does not permit them
 }
 
 func (x *examination) run(ctx context.Context) error {
@@ -121,12 +122,18 @@ func (x *examination) ask(ctx context.Context, address string) server {
 	if s.srvr == nil {
 		return s
 	}
-	if answer, err := x.say(ctx, address, "conf"); err == nil && strings.Contains(answer, "tickTime=") {
-		s.conf = fields(answer, "=")
+	detail := func(word, has, separator string) map[string]string {
+		answer, err := x.say(ctx, address, word)
+		switch {
+		case err != nil:
+			s.detailsErr = fmt.Errorf("%s: %w", word, err)
+		case strings.Contains(answer, has):
+			return fields(answer, separator)
+		}
+		return nil
 	}
-	if answer, err := x.say(ctx, address, "mntr"); err == nil && strings.Contains(answer, "zk_version\t") {
-		s.mntr = fields(answer, "\t")
-	}
+	s.conf = detail("conf", "tickTime=", "=")
+	s.mntr = detail("mntr", "zk_version\t", "\t")
 	return s
 }
 
@@ -178,6 +185,11 @@ func (x *examination) examineServer(s server) {
 		f.Advice = "set 4lw.commands.whitelist=srvr,conf,mntr"
 		x.found.Add(s.address, f)
 		return
+	case s.detailsErr != nil:
+		f := examine.Attention("zk-words", "the server has answered srvr, but not %v: its disk, its elections and its tick were not examined, or the "+
+			"tick was guessed", s.detailsErr)
+		f.Advice = "repeat the examination; if the server is overloaded, give it more memory or processors"
+		x.found.Add(s.address, f)
 	case s.conf == nil || s.mntr == nil:
 		f := examine.Attention("zk-words", "the server does not permit the four-letter words conf and mntr, so its disk, its elections and its "+
 			"tick were not examined, or the tick was guessed")
