@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/store"
 )
@@ -39,10 +41,12 @@ type Client struct {
 	mu       sync.Mutex
 	calls    map[*call]struct{} // under way
 	opening  *opening           // the attempt under way; nil if there is none
-	current  *keeper.Session
-	sessions []*keeper.Session // current, and lost ones that may not have finished
-	queues   map[string]*queue // by name; a queue exists while it has places
+	current  *keeper.Session    // nil also while the next one is opened
+	sessions []*keeper.Session  // current, and lost ones that may not have finished
+	queues   map[string]*queue  // by name; a queue exists while it has places
 	delays   map[markerKey]*delay
+
+	reopening keeper.Reopening // of the attempt under way
 }
 
 // New returns a client on the store st. It does not contact the store: the first call that needs a
@@ -192,8 +196,42 @@ func (c *Client) open(ctx context.Context, o *opening) {
 			c.log(slog.LevelDebug, "session opened", slog.String("session", o.session.Store().ID()))
 		}
 	}()
+	if o.err = c.awaitReopening(ctx); o.err != nil {
+		return
+	}
 	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL}, c.callbacks())
+	if err == nil {
+		c.reopening.Opened(bootclock.Now())
+	}
 	o.session, o.err, o.callerOnly = s, err, err != nil && ctx.Err() != nil
+}
+
+// awaitReopening waits until a session may be opened. It fails if ctx ends.
+func (c *Client) awaitReopening(ctx context.Context) error {
+	c.mu.Lock()
+	lost := c.current
+	c.current = nil // its loss counts once
+	c.mu.Unlock()
+	if lost != nil {
+		c.reopening.Lost(bootclock.Now(), lost.Store().Terms().TTL, rand.Float64())
+	}
+	left := c.reopening.Wait(bootclock.Now())
+	if left <= 0 {
+		return nil
+	}
+	inRow := c.reopening.InRow()
+	c.notifier.post(func() {
+		c.log(slog.LevelWarn, "sessions are lost soon after they were opened, so the next one is opened later",
+			slog.Int("lost", inRow), slog.Duration("in", left))
+	})
+	for ; left > 0; left = c.reopening.Wait(bootclock.Now()) {
+		select {
+		case <-time.After(min(left, time.Second)): // timers stop while the machine is suspended
+		case <-ctx.Done():
+			return fmt.Errorf("wait to open a session after %d were lost soon after they were opened: %w", inRow, ctx.Err())
+		}
+	}
+	return nil
 }
 
 // check returns an error matching ErrClosed if the client is closed.

@@ -3,9 +3,12 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -32,5 +35,73 @@ func TestWatch_noticesOutageWithoutChanges(t *testing.T) {
 			return
 		}
 		t.Error("the outage was not yielded")
+	})
+}
+
+// openSession has the client open a session, if it has none, and returns how long that took.
+func openSession(t *testing.T, c *stile.Client) time.Duration {
+	t.Helper()
+	start := time.Now()
+	if _, err := c.Terms(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(start)
+}
+
+// A store that was slow for a TTL loses all sessions at once. If all clients opened others at once, and again
+// and again, it could stay slow.
+func TestClient_spreadsSessions(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann"), w.client("bob")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
+		var anns, bobs []time.Duration
+		for _, most := range []time.Duration{0, 0, 2 * ttl, 4 * ttl, 8 * ttl, 8 * ttl} {
+			took := openSession(t, ann)
+			if took > most || most > 0 && took == 0 {
+				t.Errorf("after %v: a session was opened after %v, want a random part of %v", anns, took, most)
+			}
+			anns = append(anns, took)
+			time.Sleep(validFor)
+		}
+		for range anns {
+			bobs = append(bobs, openSession(t, bob))
+			time.Sleep(validFor)
+		}
+		if slices.Equal(anns, bobs) {
+			t.Errorf("two clients opened their sessions at the same times: %v", anns)
+		}
+
+		w.heal()
+		openSession(t, ann)
+		time.Sleep(4 * ttl)
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
+		for i, most := range []time.Duration{0, 0, 2 * ttl} {
+			time.Sleep(ttl)
+			if took := openSession(t, ann); took > most {
+				t.Errorf("session %d after one that was valid for long was opened after %v, want %v at most", i, took, most)
+			}
+		}
+	})
+}
+
+// A call that gives up meanwhile says what it waited for, and leaves the next one to others.
+func TestClient_spreadsSessions_givenUp(t *testing.T) {
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
+		for range 5 {
+			openSession(t, ann)
+			time.Sleep(validFor)
+		}
+		w.heal()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+		defer cancel()
+		hasty, patient := wait(ctx, t, ann, "a"), wait(t.Context(), t, ann, "b")
+		time.Sleep(time.Nanosecond)
+		hasty.expectFailure(context.DeadlineExceeded)
+		if !strings.Contains(hasty.err.Error(), "5 were lost soon after they were opened") {
+			t.Errorf("got %q, want an error that says why no session was opened", hasty.err)
+		}
+		patient.expectHoldWithin(8 * ttl)
 	})
 }

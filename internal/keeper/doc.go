@@ -40,5 +40,6 @@
 // # The parts
 //
 // [Lease] has the rules and neither a clock nor I/O. [Session] runs a lease: it sends the requests,
-// sets the timers and calls the [Callbacks].
+// sets the timers and calls the [Callbacks]. [Reopening] says when a client that has lost a session may open
+// the next one.
 package keeper

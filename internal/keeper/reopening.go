@@ -1,0 +1,53 @@
+package keeper
+
+import "time"
+
+// A Reopening says when a client may open the next session after one was lost: at once, unless it has lost
+// sessions in a row, each soon after it was opened. Then it waits for a random part of some TTLs.
+//
+// To open and to end a session costs a store much more than to renew it. When a store was slow for a TTL, all
+// its clients lose their sessions. If all of them opened others at once, again and again, the store could stay too
+// slow to confirm them, long after the cause is gone: a metastable failure (Bronson, Aghayev, Charapko and Zhu,
+// "Metastable failures in distributed systems", HotOS 2021).
+//
+// The zero value is that of a client that has opened no session. A Reopening is not safe for concurrent use.
+type Reopening struct {
+	opened    Instant // when the last session was opened
+	inRow     int
+	notBefore Instant // set while inRow is more than 1: a single one may be an accident
+}
+
+const (
+	// soonTTLs is for how many TTLs after it was opened a session is lost soon.
+	soonTTLs = 4
+	// maxWaitTTLs bounds a wait. Of clients that lose all their sessions, less than a quarter open one in a TTL.
+	maxWaitTTLs = 8
+)
+
+// Opened records that a session was opened.
+func (r *Reopening) Opened(now Instant) { r.opened = now }
+
+// Lost records that the last session was lost; once for each, and as soon as the client needs another one. A
+// client that does not need one has waited already. random is at least 0 and less than 1.
+func (r *Reopening) Lost(now Instant, ttl time.Duration, random float64) {
+	if now.Sub(r.opened) >= soonTTLs*ttl {
+		r.inRow = 0
+		return
+	}
+	r.inRow++
+	if r.inRow > 1 {
+		most := min(time.Duration(1)<<min(r.inRow-1, 10), maxWaitTTLs) * ttl
+		r.notBefore = now.Add(time.Duration(random * float64(most)))
+	}
+}
+
+// InRow returns how many sessions in a row were lost soon after they were opened.
+func (r *Reopening) InRow() int { return r.inRow }
+
+// Wait returns how long to wait before the next session is opened; at most 0 means not at all.
+func (r *Reopening) Wait(now Instant) time.Duration {
+	if r.inRow <= 1 {
+		return 0
+	}
+	return r.notBefore.Sub(now)
+}
