@@ -219,10 +219,10 @@ func (c *Client) awaitReopening(ctx context.Context) error {
 	if left <= 0 {
 		return nil
 	}
-	inRow := c.reopening.InRow()
+	inRow, all := c.reopening.InRow(), left
 	c.notifier.post(func() {
 		c.log(slog.LevelWarn, "sessions are lost soon after they were opened, so the next one is opened later",
-			slog.Int("lost", inRow), slog.Duration("in", left))
+			slog.Int("lost", inRow), slog.Duration("in", all))
 	})
 	for ; left > 0; left = c.reopening.Wait(bootclock.Now()) {
 		select {

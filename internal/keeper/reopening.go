@@ -20,8 +20,10 @@ type Reopening struct {
 const (
 	// soonTTLs is for how many TTLs after it was opened a session is lost soon.
 	soonTTLs = 4
-	// maxWaitTTLs bounds a wait. Of clients that lose all their sessions, less than a quarter open one in a TTL.
+	// maxWaitTTLs and maxWait bound a wait. Of clients that lose all their sessions, less than a quarter open one
+	// in a TTL, or in half a minute.
 	maxWaitTTLs = 8
+	maxWait     = 2 * time.Minute
 )
 
 // Opened records that a session was opened.
@@ -36,7 +38,7 @@ func (r *Reopening) Lost(now Instant, ttl time.Duration, random float64) {
 	}
 	r.inRow++
 	if r.inRow > 1 {
-		most := min(time.Duration(1)<<min(r.inRow-1, 10), maxWaitTTLs) * ttl
+		most := min(min(time.Duration(1)<<min(r.inRow, 10), maxWaitTTLs)*ttl, maxWait)
 		r.notBefore = now.Add(time.Duration(random * float64(most)))
 	}
 }

@@ -55,6 +55,16 @@ func TestReopening_forever(t *testing.T) {
 	}
 }
 
+func TestReopening_longTTL(t *testing.T) {
+	var r Reopening
+	for range 10 {
+		r.Lost(r.opened, 5*time.Minute, 0.5)
+	}
+	if got := r.Wait(r.opened); got != maxWait/2 {
+		t.Errorf("got a wait of %v, want half of %v", got, maxWait)
+	}
+}
+
 // A client that needs no session for a while has waited already.
 func TestReopening_noticedLate(t *testing.T) {
 	var r Reopening
