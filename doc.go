@@ -50,8 +50,8 @@
 // hold is never taken again silently.
 //
 // The client opens the new session when a call needs it, and without a delay. But if two or more in a row are
-// lost, each less than four TTLs after it was opened, the next one waits for a random time: up to two TTLs, then
-// four, then eight, but at most two minutes. Otherwise clients that overload a store together would never let
+// lost, each less than four TTLs after it was opened, the next one waits for a random time: up to four TTLs, then
+// eight, but at most two minutes. Otherwise clients that overload a store together would never let
 // it recover. Calls, also TryLock, wait for that session until their ctx ends.
 //
 // # What it does not do

@@ -3,8 +3,11 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,7 +58,7 @@ func TestClient_spreadsSessions(t *testing.T) {
 		ann, bob := w.client("ann"), w.client("bob")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
 		var anns, bobs []time.Duration
-		for _, most := range []time.Duration{0, 0, 2 * ttl, 4 * ttl, 8 * ttl, 8 * ttl} {
+		for _, most := range []time.Duration{0, 0, 4 * ttl, 8 * ttl, 8 * ttl} {
 			took := openSession(t, ann)
 			if took > most || most > 0 && took == 0 {
 				t.Errorf("after %v: a session was opened after %v, want a random part of %v", anns, took, most)
@@ -75,13 +78,77 @@ func TestClient_spreadsSessions(t *testing.T) {
 		openSession(t, ann)
 		time.Sleep(4 * ttl)
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
-		for i, most := range []time.Duration{0, 0, 2 * ttl} {
+		for i, most := range []time.Duration{0, 0, 4 * ttl} {
 			time.Sleep(ttl)
 			if took := openSession(t, ann); took > most {
 				t.Errorf("session %d after one that was valid for long was opened after %v, want %v at most", i, took, most)
 			}
 		}
 	})
+}
+
+// A store that serves one request after the other. To open a session with an entry and to end it takes it thirty
+// times as long as to renew it. For all clients together that is longer than a session is valid.
+func TestClient_storeRecovers(t *testing.T) {
+	const clients = 400
+	cost := map[memstore.Op]time.Duration{
+		memstore.Open: 10 * time.Millisecond, memstore.Enqueue: 10 * time.Millisecond, memstore.Close: 10 * time.Millisecond,
+		memstore.Confirm: time.Millisecond,
+	}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		var mu sync.Mutex
+		free := time.Now() // when the store has served all requests
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			mu.Lock()
+			defer mu.Unlock()
+			free = later(free, time.Now()).Add(cost[c.Op])
+			return memstore.Fault{Delay: time.Until(free)}
+		})
+		var held atomic.Int64
+		for i := range clients {
+			name := fmt.Sprint("client ", i)
+			c := w.client(name)
+			go func() {
+				for {
+					h, err := c.Mutex(name).Lock(t.Context())
+					switch {
+					case t.Context().Err() != nil:
+						return
+					case err == nil:
+						held.Add(1)
+						<-h.Lost()
+						held.Add(-1)
+					}
+				}
+			}()
+			time.Sleep(2 * cost[memstore.Open]) // no slower than the store
+		}
+		time.Sleep(time.Minute)
+		if n := held.Load(); n != clients {
+			t.Fatalf("before the outage %d of %d locks are held", n, clients)
+		}
+		mu.Lock()
+		free = time.Now().Add(validFor)
+		mu.Unlock()
+		time.Sleep(validFor + time.Second)
+		if n := held.Load(); n > clients/10 {
+			t.Fatalf("after the outage %d of %d locks are held: it was too short", n, clients)
+		}
+		for range 10 {
+			time.Sleep(time.Minute)
+			if held.Load() == clients {
+				return
+			}
+		}
+		t.Errorf("ten minutes after the outage %d of %d locks are held", held.Load(), clients)
+	})
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // A call that gives up meanwhile says what it waited for, and leaves the next one to others.

@@ -15,8 +15,8 @@ func TestReopening(t *testing.T) {
 	for name, sessions := range map[string][]lost{
 		"one is lost soon":          {{ttl, 0}},
 		"each was there for long":   {{4 * ttl, 0}, {4 * ttl, 0}, {4 * ttl, 0}},
-		"one after the other":       {{0, 0}, {ttl, 2 * ttl}, {4*ttl - 1, 4 * ttl}, {ttl, 8 * ttl}, {ttl, 8 * ttl}},
-		"one of them is there long": {{ttl, 0}, {ttl, 2 * ttl}, {4 * ttl, 0}, {ttl, 0}, {ttl, 2 * ttl}},
+		"one after the other":       {{0, 0}, {ttl, 4 * ttl}, {4*ttl - 1, 8 * ttl}, {ttl, 8 * ttl}},
+		"one of them is there long": {{ttl, 0}, {ttl, 4 * ttl}, {4 * ttl, 0}, {ttl, 0}, {ttl, 4 * ttl}},
 	} {
 		for _, random := range []float64{0, 0.25, 0.999} {
 			var r Reopening
