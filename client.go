@@ -41,12 +41,12 @@ type Client struct {
 	mu       sync.Mutex
 	calls    map[*call]struct{} // under way
 	opening  *opening           // the attempt under way; nil if there is none
-	current  *keeper.Session    // nil also while the next one is opened
+	current  *keeper.Session    // nil before the first one, and from when its loss was noticed until the next one is open
 	sessions []*keeper.Session  // current, and lost ones that may not have finished
 	queues   map[string]*queue  // by name; a queue exists while it has places
 	delays   map[markerKey]*delay
 
-	reopening keeper.Reopening // of the attempt under way
+	reopening keeper.Reopening // used only by the goroutine that makes the attempt opening
 }
 
 // New returns a client on the store st. It does not contact the store: the first call that needs a
@@ -210,25 +210,23 @@ func (c *Client) open(ctx context.Context, o *opening) {
 func (c *Client) awaitReopening(ctx context.Context) error {
 	c.mu.Lock()
 	lost := c.current
-	c.current = nil // its loss counts once
+	c.current = nil // so that another attempt does not count its loss again
 	c.mu.Unlock()
 	if lost != nil {
 		c.reopening.Lost(bootclock.Now(), lost.Store().Terms().TTL, rand.Float64())
 	}
-	left := c.reopening.Wait(bootclock.Now())
-	if left <= 0 {
-		return nil
+	left, inRow := c.reopening.Wait(bootclock.Now()), c.reopening.InRow()
+	if wait := left; lost != nil && wait > 0 {
+		c.notifier.post(func() {
+			c.log(slog.LevelWarn, "sessions were lost soon after they were opened; waiting before the next one",
+				slog.Int("lost", inRow), slog.Duration("wait", wait))
+		})
 	}
-	inRow, all := c.reopening.InRow(), left
-	c.notifier.post(func() {
-		c.log(slog.LevelWarn, "sessions are lost soon after they were opened, so the next one is opened later",
-			slog.Int("lost", inRow), slog.Duration("in", all))
-	})
 	for ; left > 0; left = c.reopening.Wait(bootclock.Now()) {
 		select {
 		case <-time.After(min(left, time.Second)): // timers stop while the machine is suspended
 		case <-ctx.Done():
-			return fmt.Errorf("wait to open a session after %d were lost soon after they were opened: %w", inRow, ctx.Err())
+			return fmt.Errorf("waiting because the last %d sessions were lost soon after they were opened: %w", inRow, ctx.Err())
 		}
 	}
 	return nil

@@ -49,10 +49,11 @@
 // deadline. The client then opens a new session by itself. Waiters rejoin their lines, at the end. A lost
 // hold is never taken again silently.
 //
-// The client opens the new session when a call needs it, and without a delay. But if two or more in a row are
-// lost, each less than four TTLs after it was opened, the next one waits for a random time: up to four TTLs, then
-// eight, but at most two minutes. Otherwise clients that overload a store together would never let
-// it recover. Calls, also TryLock, wait for that session until their ctx ends.
+// The client opens the new session when a call needs it, and without a delay. But if two or more in a row were
+// lost, each less than four TTLs after it was opened, the client waits before it opens the next one: a random
+// time of up to four TTLs, after further losses up to eight, and never more than two minutes. Otherwise clients
+// that overload a store together would never let it recover. Calls that need the session, TryLock too, wait for
+// it, but no longer than their ctx allows.
 //
 // # What it does not do
 //

@@ -81,14 +81,14 @@ func TestClient_spreadsSessions(t *testing.T) {
 		for i, most := range []time.Duration{0, 0, 4 * ttl} {
 			time.Sleep(ttl)
 			if took := openSession(t, ann); took > most {
-				t.Errorf("session %d after one that was valid for long was opened after %v, want %v at most", i, took, most)
+				t.Errorf("session %d after a long-lived one took %v to open, want %v at most", i, took, most)
 			}
 		}
 	})
 }
 
-// A store that serves one request after the other. To open a session with an entry and to end it takes it thirty
-// times as long as to renew it. For all clients together that is longer than a session is valid.
+// A store that serves one request after the other. To open a session, to add an entry and to end the session
+// takes it thirty times as long as to renew one. For all clients together that is longer than a session is valid.
 func TestClient_storeRecovers(t *testing.T) {
 	const clients = 400
 	cost := map[memstore.Op]time.Duration{
@@ -121,7 +121,7 @@ func TestClient_storeRecovers(t *testing.T) {
 					}
 				}
 			}()
-			time.Sleep(2 * cost[memstore.Open]) // no slower than the store
+			time.Sleep(2 * cost[memstore.Open]) // so that the store keeps up
 		}
 		time.Sleep(time.Minute)
 		if n := held.Load(); n != clients {
@@ -151,7 +151,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// A call that gives up meanwhile says what it waited for, and leaves the next one to others.
+// A call that gives up during the wait for a session says why it waited, and another one goes on waiting.
 func TestClient_spreadsSessions_givenUp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -166,7 +166,7 @@ func TestClient_spreadsSessions_givenUp(t *testing.T) {
 		hasty, patient := wait(ctx, t, ann, "a"), wait(t.Context(), t, ann, "b")
 		time.Sleep(time.Nanosecond)
 		hasty.expectFailure(context.DeadlineExceeded)
-		if !strings.Contains(hasty.err.Error(), "5 were lost soon after they were opened") {
+		if !strings.Contains(hasty.err.Error(), "the last 5 sessions were lost soon after they were opened") {
 			t.Errorf("got %q, want an error that says why no session was opened", hasty.err)
 		}
 		patient.expectHoldWithin(8 * ttl)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Each scenario lists how long sessions lived, one after the other, and the longest wait after each, in TTLs.
+// Each scenario lists sessions in order: how long each lived, and the longest wait after it.
 func TestReopening(t *testing.T) {
 	const ttl = 10 * time.Second
 	type lost struct {

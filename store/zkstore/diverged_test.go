@@ -139,10 +139,10 @@ func TestWaiter_behindNodeThatLeaderDoesNotHave(t *testing.T) {
 			se := openAt(t, log.options(), diverged, healthy)
 			name := newName(t)
 			holder := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, tt.mode)
-			if !tt.holder {
+			tt.phantom.create(t, connect(t, server(t).Endpoint()), name, 1)
+			if !tt.holder { // later, because the servers remove a directory that is empty
 				holder.withdraw(t)
 			}
-			tt.phantom.create(t, connect(t, server(t).Endpoint()), name, 1)
 			tt.phantom.showOn(diverged)
 
 			p := enqueue(t, se, name, tt.mode)
@@ -167,8 +167,9 @@ func TestWaiter_allServersDiverged(t *testing.T) {
 	st := newStore(t, log.options(), m.addr())
 	st.SetBlockerChecks(20*time.Millisecond, time.Second)
 	se, name := openSession(t, st), newName(t)
-	enqueue(t, se, name, line.Exclusive).withdraw(t)
+	before := enqueue(t, se, name, line.Exclusive)
 	phantomLock.create(t, connect(t, server(t).Endpoint()), name, 0)
+	before.withdraw(t)
 	phantomLock.showOn(m)
 	start := time.Now()
 	p := enqueue(t, se, name, line.Exclusive)

@@ -80,7 +80,7 @@ type server struct {
 	address          string
 	srvr, conf, mntr map[string]string
 	err              error // of srvr
-	detailsErr       error // of conf or mntr; nil if the server does not permit them
+	confErr, mntrErr error // why there was no answer; nil if there was one, also a refusal
 }
 
 func (x *examination) run(ctx context.Context) error {
@@ -122,18 +122,12 @@ func (x *examination) ask(ctx context.Context, address string) server {
 	if s.srvr == nil {
 		return s
 	}
-	detail := func(word, has, separator string) map[string]string {
-		answer, err := x.say(ctx, address, word)
-		switch {
-		case err != nil:
-			s.detailsErr = fmt.Errorf("%s: %w", word, err)
-		case strings.Contains(answer, has):
-			return fields(answer, separator)
-		}
-		return nil
+	if answer, s.confErr = x.say(ctx, address, "conf"); s.confErr == nil && strings.Contains(answer, "tickTime=") {
+		s.conf = fields(answer, "=")
 	}
-	s.conf = detail("conf", "tickTime=", "=")
-	s.mntr = detail("mntr", "zk_version\t", "\t")
+	if answer, s.mntrErr = x.say(ctx, address, "mntr"); s.mntrErr == nil && strings.Contains(answer, "zk_version\t") {
+		s.mntr = fields(answer, "\t")
+	}
 	return s
 }
 
@@ -185,11 +179,17 @@ func (x *examination) examineServer(s server) {
 		f.Advice = "set 4lw.commands.whitelist=srvr,conf,mntr"
 		x.found.Add(s.address, f)
 		return
-	case s.detailsErr != nil:
-		f := examine.Attention("zk-words", "the server has answered srvr, but not %v: its disk, its elections and its tick were not examined, or the "+
-			"tick was guessed", s.detailsErr)
-		f.Advice = "repeat the examination; if the server is overloaded, give it more memory or processors"
-		x.found.Add(s.address, f)
+	case s.confErr != nil || s.mntrErr != nil:
+		for _, word := range []struct {
+			err             error
+			name, dependent string
+		}{{s.confErr, "conf", "its tick was guessed"}, {s.mntrErr, "mntr", "its disk and its elections were not examined"}} {
+			if word.err != nil {
+				f := examine.Attention("zk-words", "the server has answered srvr, but not %s (%v), so %s", word.name, word.err, word.dependent)
+				f.Advice = "repeat the examination; if the server is overloaded, give it more memory or processors"
+				x.found.Add(s.address, f)
+			}
+		}
 	case s.conf == nil || s.mntr == nil:
 		f := examine.Attention("zk-words", "the server does not permit the four-letter words conf and mntr, so its disk, its elections and its "+
 			"tick were not examined, or the tick was guessed")

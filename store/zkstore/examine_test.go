@@ -119,7 +119,7 @@ func TestExamine_unansweredWord(t *testing.T) {
 	z := server(t)
 	front := resetsWord(t, "mntr", z.Endpoint())
 	found := examined(t, toExamine(t, nil, front))
-	expectFinding(t, found, "zk-words", store.Attention, "has answered srvr, but not mntr: ")
+	expectFinding(t, found, "zk-words", store.Attention, "so its disk and its elections were not examined")
 	expectFinding(t, found, "zk-tick", store.Fine, "four ticks of 100ms")
 }
 
