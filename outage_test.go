@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -151,10 +152,12 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// A call that gives up during the wait for a session says why it waited, and another one goes on waiting.
+// A call that gives up during the wait for a session says why it waited, and another one goes on waiting. There is
+// one warning for each wait.
 func TestClient_spreadsSessions_givenUp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
-		ann := w.client("ann")
+		l := &logRecorder{}
+		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
 		for range 5 {
 			openSession(t, ann)
@@ -170,5 +173,11 @@ func TestClient_spreadsSessions_givenUp(t *testing.T) {
 			t.Errorf("got %q, want an error that says why no session was opened", hasty.err)
 		}
 		patient.expectHoldWithin(8 * ttl)
+		warnings := slices.DeleteFunc(l.aboveDebug(), func(line string) bool {
+			return !strings.Contains(line, "waiting before the next one")
+		})
+		if len(warnings) != 4 { // none after the first loss
+			t.Errorf("got warnings %q, want 4", warnings)
+		}
 	})
 }

@@ -116,11 +116,13 @@ func TestExamine_words(t *testing.T) {
 // A word without an answer is not a word that the server refuses.
 func TestExamine_unansweredWord(t *testing.T) {
 	t.Parallel()
-	z := server(t)
-	front := resetsWord(t, "mntr", z.Endpoint())
-	found := examined(t, toExamine(t, nil, front))
-	expectFinding(t, found, "zk-words", store.Attention, "so its disk and its elections were not examined")
-	expectFinding(t, found, "zk-tick", store.Fine, "four ticks of 100ms")
+	for word, want := range map[string]string{
+		"conf": "so its tick was guessed", "mntr": "so its disk and its elections were not examined",
+	} {
+		found := examined(t, toExamine(t, nil, resetsWord(t, word, server(t).Endpoint())))
+		expectFinding(t, found, "zk-words", store.Attention, "has answered srvr, but not "+word+" (")
+		expectFinding(t, found, "zk-words", store.Attention, want)
+	}
 }
 
 // resetsWord returns the address of a proxy of a server. It resets connections that begin with the word.
