@@ -25,39 +25,81 @@ type Step struct {
 // left, then those that were admitted or joined, each in order. A step that was undone between the
 // readings is not seen.
 func Steps(before, now stile.Line) []Step {
-	had := places(before)
-	was := make(map[identity]bool, len(had)) // whether it held
-	for _, p := range had {
-		was[p.identity()] = p.holds
-	}
-	var came []Step
-	for _, p := range places(now) {
-		id := p.identity()
-		if _, ok := was[id]; !ok {
-			id = p.identityWithoutToken() // a store may assign tokens late
-		}
-		held, ok := was[id]
-		delete(was, id)
-		switch {
-		case ok && held == p.holds:
-		case p.holds:
-			came = append(came, Step{Holds, *p.entry})
-		default:
-			came = append(came, Step{Waits, *p.entry})
-		}
-	}
 	var all []Step
-	for _, p := range had {
-		if _, gone := was[p.identity()]; !gone {
-			continue
-		}
-		if p.holds {
-			all = append(all, Step{Ended, *p.entry})
-		} else {
-			all = append(all, Step{Left, *p.entry})
+	for _, p := range pairs(before, now) {
+		if p.what != "" {
+			all = append(all, p.step())
 		}
 	}
-	return append(all, came...)
+	return all
+}
+
+// pair is an entry of one or both of two readings of a line.
+type pair struct {
+	entry  *stile.Entry // as it is in the later reading, if it is there
+	what   string       // what happened to it between them; empty if nothing
+	before int          // its place in the earlier reading, -1 if it is not there
+	stays  bool         // it is in the later reading
+}
+
+func (p pair) step() Step { return Step{p.what, *p.entry} }
+
+// pairs returns first the entries that left, then those of the later reading, each in order.
+func pairs(before, now stile.Line) []pair {
+	had, has := places(before), places(now)
+	find := finder(had)
+	was := make([]int, len(has)) // where each was
+	stays := make([]bool, len(had))
+	for i, p := range has {
+		was[i] = find(p.identity())
+		if was[i] < 0 {
+			was[i] = find(p.identityWithoutToken()) // a store may assign tokens late
+		}
+		if was[i] >= 0 {
+			stays[was[i]] = true
+		}
+	}
+	all := make([]pair, 0, len(had)+len(has))
+	for i, p := range had {
+		if !stays[i] {
+			what := Left
+			if p.holds {
+				what = Ended
+			}
+			all = append(all, pair{p.entry, what, i, false})
+		}
+	}
+	for i, p := range has {
+		what := Waits
+		switch {
+		case was[i] >= 0 && had[was[i]].holds == p.holds:
+			what = ""
+		case p.holds:
+			what = Holds
+		}
+		all = append(all, pair{p.entry, what, was[i], true})
+	}
+	return all
+}
+
+// finder returns a function that returns the place of an entry, -1 if it is not among the places.
+func finder(all []place) func(identity) int {
+	const few = 16 // looking at so many is faster than to make a map
+	if len(all) <= few {
+		return func(id identity) int {
+			return slices.IndexFunc(all, func(p place) bool { return p.identity() == id })
+		}
+	}
+	index := make(map[identity]int, len(all))
+	for i, p := range all {
+		index[p.identity()] = i
+	}
+	return func(id identity) int {
+		if i, ok := index[id]; ok {
+			return i
+		}
+		return -1
+	}
 }
 
 // Same reports whether two readings of a line differ at most in what changes all the time: how long the

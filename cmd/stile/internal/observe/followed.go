@@ -1,7 +1,6 @@
 package observe
 
 import (
-	"slices"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -13,58 +12,50 @@ type followed struct {
 	entries []followedEntry // in the order of the line: first the holders
 }
 
-// followedEntry is what the observer knows about an entry beside its last reading.
-type followedEntry struct {
-	id               identity
-	joined, admitted time.Time // when that was seen; zero if it was so before
+// followedEntry is what the observer knows about an entry beside its last reading: when it was seen to join and to be
+// admitted. A time is zero if it was so before.
+type followedEntry struct{ joined, admitted time.Time }
+
+// follow replaces the line by l. It returns the events that explain the change if explain is true.
+func (f *followed) follow(l stile.Line, explain bool, now time.Time) (events []Event) {
+	var entries []followedEntry
+	for _, p := range pairs(f.line, l) {
+		var e followedEntry
+		if p.before >= 0 {
+			e = f.entries[p.before]
+		}
+		if explain && p.what != "" {
+			events = append(events, e.event(p, now))
+			switch p.what {
+			case Waits:
+				e.joined = now
+			case Holds:
+				e.admitted = now
+			}
+		}
+		if p.stays {
+			entries = append(entries, e)
+		}
+	}
+	f.line, f.entries = l, entries
+	return events
 }
 
-// follow replaces the line by l, and returns the events for the steps from the old line to l.
-func (f *followed) follow(l stile.Line, steps []Step, now time.Time) []Event {
-	known := make(map[identity]followedEntry, len(f.entries))
-	for _, e := range f.entries {
-		known[e.id] = e
+// event returns the event of the step that the entry makes now.
+func (e followedEntry) event(p pair, now time.Time) Event {
+	ev := Event{Time: now, Step: p.step(), known: p.before >= 0}
+	switch p.what {
+	case Holds:
+		ev.Waited = since(e.joined, now)
+		ev.Measured = !ev.known || !e.joined.IsZero()
+	case Ended:
+		ev.Held = since(e.admitted, now)
+		ev.Measured = !e.admitted.IsZero()
+	case Left:
+		ev.Waited = since(e.joined, now)
+		ev.Measured = !e.joined.IsZero()
 	}
-	find := func(p place) (e followedEntry, found bool) {
-		e, found = known[p.identity()]
-		if !found { // a store may assign tokens late
-			early := p.identityWithoutToken()
-			e, found = known[early]
-			delete(known, early)
-		}
-		return e, found
-	}
-	events := slices.Grow([]Event(nil), len(steps))
-	for _, s := range steps {
-		p := place{&s.Entry, s.What == Holds || s.What == Ended}
-		e, found := find(p)
-		ev := Event{Time: now, Step: s, known: found}
-		switch s.What {
-		case Waits:
-			e.joined = now
-		case Holds:
-			e.admitted = now
-			if found {
-				ev.Waited = since(e.joined, now)
-			}
-			ev.Measured = !found || !e.joined.IsZero()
-		case Ended:
-			ev.Held = since(e.admitted, now)
-			ev.Measured = !e.admitted.IsZero()
-		case Left:
-			ev.Waited = since(e.joined, now)
-			ev.Measured = !e.joined.IsZero()
-		}
-		known[p.identity()] = e
-		events = append(events, ev)
-	}
-	f.line, f.entries = l, f.entries[:0]
-	for _, p := range places(l) {
-		e, _ := find(p)
-		e.id = p.identity()
-		f.entries = append(f.entries, e)
-	}
-	return events
+	return ev
 }
 
 // since returns the time since a moment; zero if that is not known.

@@ -195,15 +195,11 @@ func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) 
 		o.lines[l.Name], o.names = f, nil
 	}
 	before, same := f.line, Same(f.line, l)
-	var steps []Step
-	if o.status.Read && !same { // what the first reading shows has happened before, it is not known when
-		steps = Steps(before, l)
-	}
 	var events []Event
 	if same {
 		f.line = l
 	} else {
-		events = f.follow(l, steps, now)
+		events = f.follow(l, o.status.Read, now) // what the first reading shows has happened before, it is not known when
 	}
 	for i := range events {
 		events[i].Cause = o.causeLocked(l.Name, events[i].Step, now)
