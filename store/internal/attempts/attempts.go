@@ -72,8 +72,8 @@ func (p *Pace) note(took time.Duration) {
 
 // UntilAnswered sends a request until it is answered: with success, or with an error for which
 // refused returns true because it is the server's final answer. If ctx ends first, the error is the
-// cause of ctx, joined with the error of an attempt: of the last one that failed by itself, not by a
-// timeout or the end of ctx, or else of the last one.
+// cause of ctx, joined with the error of an attempt: of the last one that was not ended by a timeout or
+// a context, or else of the last one.
 //
 // Each attempt has a context of its own. The request must therefore do no harm if it is carried out
 // more than once, or after UntilAnswered has returned. After attempts that fail at once there are
@@ -171,7 +171,7 @@ func (p *Pace) enter(ctx context.Context, of terms) (leave func(), err error) {
 type outcome struct {
 	err      error
 	answered bool
-	cutShort bool // its context ended
+	cutShort bool // its context ended, or it failed for a timeout
 	took     time.Duration
 }
 
@@ -184,7 +184,7 @@ func (p *Pace) once(
 	defer cancel()
 	start := time.Now()
 	err := request(ctx)
-	a := outcome{err: err, answered: err == nil || refused(err), cutShort: ctx.Err() != nil, took: time.Since(start)}
+	a := outcome{err: err, answered: err == nil || refused(err), cutShort: ctx.Err() != nil || isTimeout(err), took: time.Since(start)}
 	switch {
 	case a.answered:
 		p.note(a.took)
@@ -278,4 +278,15 @@ func WithContextErr(ctx context.Context, err error) error {
 		return ctx.Err() // err adds nothing
 	}
 	return fmt.Errorf("%w: %w", ctx.Err(), err)
+}
+
+// isTimeout reports whether an error is that of a context that has ended, or of a connection with a deadline. A request
+// may fail so a moment before its own context ends, because the deadline was the same; or with another request,
+// because the client of Redis then gives up all that wait for replies on the same connection.
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && timeout.Timeout() || errors.Is(err, context.Canceled)
 }

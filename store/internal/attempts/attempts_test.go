@@ -3,6 +3,8 @@ package attempts_test
 import (
 	"context"
 	"errors"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 var (
 	errRefused = errors.New("request refused")
 	errCut     = errors.New("connection reset")
+	errDial    = &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded} // as if the deadline of the connection had passed
 	errGone    = errors.New("the session is gone")
 )
 
@@ -401,18 +404,24 @@ func TestUntilAnswered_errorHasCauseAndLastError(t *testing.T) {
 	}
 }
 
-// A reason that the server gave says more than that the attempts after it had no answer in time.
+// A reason that the server gave says more than that the attempts after it had no answer in time, or no connection.
 func TestUntilAnswered_errorHasReasonFromBeforeTimeouts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		s := &script{answers: []func(context.Context) error{silent, answering(errCut), silent}}
-		err := untilAnswered(ctx, s.request)
-		check(t, err, "context deadline exceeded (last error: connection reset)", []error{context.DeadlineExceeded, errCut})
-		if len(s.begun) < 4 {
-			t.Errorf("got %d attempts, want more than one that timed out after the error", len(s.begun))
-		}
-	})
+	for name, later := range map[string]func(context.Context) error{
+		"no answer": silent, "no connection": answering(errDial),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				s := &script{answers: []func(context.Context) error{silent, answering(errCut), later}}
+				err := untilAnswered(ctx, s.request)
+				check(t, err, "context deadline exceeded (last error: connection reset)", []error{context.DeadlineExceeded, errCut})
+				if len(s.begun) < 4 {
+					t.Errorf("got %d attempts, want more than one that timed out after the error", len(s.begun))
+				}
+			})
+		})
+	}
 }
 
 func TestGaveUp(t *testing.T) {
