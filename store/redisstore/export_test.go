@@ -78,5 +78,8 @@ var NotExecuted = notExecuted
 // server after reply.
 func ReconnectError(reply, err error) error { return &reconnectError{reply, err} }
 
+// BrokeOff is brokeOff.
+var BrokeOff = brokeOff
+
 // Harmless returns the commands by which Examine looks for missing rights.
 func Harmless() map[string][]string { return redisinfo.Probes("key", "channel") }

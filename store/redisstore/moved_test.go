@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -256,6 +258,26 @@ func TestReconnectError_outcomeUnknown(t *testing.T) {
 	}
 	if err := redisstore.ReconnectError(readonly, io.EOF); redisstore.NotExecuted(err) {
 		t.Errorf("%v: counted as not carried out", err)
+	}
+}
+
+// Depending on when the server closes a connection, a read or a write fails.
+func TestBrokeOff(t *testing.T) {
+	t.Parallel()
+	for _, of := range []struct {
+		err  error
+		want bool
+	}{
+		{io.EOF, true},
+		{&net.OpError{Op: "write", Err: errors.New("broken pipe")}, true},
+		{&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, false},
+		{&net.OpError{Op: "dial", Err: errors.New("connection refused")}, false},
+		{context.DeadlineExceeded, false},
+		{nil, false},
+	} {
+		if got := redisstore.BrokeOff(of.err); got != of.want {
+			t.Errorf("%v: got %v, want %v", of.err, got, of.want)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -335,7 +336,7 @@ func (s *server) leaveReplica(all []reply) {
 	for i, r := range all {
 		if notMaster(r.err) {
 			leave, s.notMaster = true, r.err
-		} else if since < 2*redialInterval && errors.Is(r.err, io.EOF) { // renewing may take one interval
+		} else if since < 2*redialInterval && brokeOff(r.err) { // renewing may take one interval
 			all[i].err = &reconnectError{s.notMaster, r.err}
 		}
 	}
@@ -358,6 +359,12 @@ func (s *server) leaveReplica(all []reply) {
 			})
 		}
 	}()
+}
+
+// brokeOff reports whether an error says that a connection ended while it was used.
+func brokeOff(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return errors.Is(err, io.EOF) || ok && op.Op != "dial" && !op.Timeout()
 }
 
 // subscription is an active call of listen.
