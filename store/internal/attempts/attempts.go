@@ -171,7 +171,7 @@ func (p *Pace) enter(ctx context.Context, of terms) (leave func(), err error) {
 type outcome struct {
 	err      error
 	answered bool
-	cutShort bool // its context ended, or it failed for a timeout
+	cutShort bool // its context or a timeout ended it
 	took     time.Duration
 }
 
@@ -280,9 +280,10 @@ func WithContextErr(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ctx.Err(), err)
 }
 
-// isTimeout reports whether an error is that of a context that has ended, or of a connection with a deadline. A request
-// may fail so a moment before its own context ends, because the deadline was the same; or with another request,
-// because the client of Redis then gives up all that wait for replies on the same connection.
+// isTimeout reports whether an error says that a context has ended, or that a connection's deadline has passed. A
+// request may have such an error although its own context has not ended. If the connection has the same deadline, it
+// may time out a moment earlier. And when one request times out, the client of Redis fails all that wait for replies
+// on the same connection.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[interface {
 		error

@@ -199,7 +199,7 @@ func (o *Observer) applyLineLocked(l stile.Line, exact bool, at, now time.Time) 
 	if same {
 		f.line = l
 	} else {
-		events = f.follow(l, o.status.Read, now) // what the first reading shows has happened before, it is not known when
+		events = f.follow(l, o.status.Read, now) // nobody knows when the entries of the first reading came
 	}
 	for i := range events {
 		events[i].Cause = o.causeLocked(l.Name, events[i].Step, now)
