@@ -70,27 +70,32 @@ func TestSession_manyHolds(t *testing.T) {
 	start := time.Now()
 	seats := takeMany(t, se, locks)
 	t.Logf("%d locks were taken in %v", locks, time.Since(start))
-	confirm(t, se) // from now on the session knows that it is alone in all lines
 	var called calls
 	// A confirmation may fail and is repeated: on a busy machine the Redis client closes
 	// connections that are alive.
-	eventually(t, "all are confirmed", func() bool {
-		server.Do("CONFIG", "RESETSTAT")
+	eventually(t, "all are confirmed three times within half a minute", func() bool {
 		start = time.Now()
-		err := se.Confirm(t.Context())
-		if errors.Is(err, store.ErrSessionLost) {
-			t.Fatal(err)
+		confirm(t, se) // from now on the session knows that it is alone in all lines
+		server.Do("CONFIG", "RESETSTAT")
+		for range 2 {
+			if err := se.Confirm(t.Context()); errors.Is(err, store.ErrSessionLost) {
+				t.Fatal(err)
+			} else if err != nil {
+				return false
+			}
 		}
 		called = commandStats(t, server)
-		return err == nil
+		return time.Since(start) < 30*time.Second
 	})
-	t.Logf("and confirmed in %v, with %.1f commands for each", time.Since(start), float64(called.all())/locks)
-	if called["evalsha"] != locks/together || called["eval"] > 0 {
-		t.Errorf("confirming %d locks: got %d EVALSHA and %d EVAL", locks, called["evalsha"], called["eval"])
+	t.Logf("and confirmed three times in %v, the last two with %.1f commands for each", time.Since(start), float64(called.all())/locks)
+	if called["evalsha"] != 2*locks/together || called["eval"] > 0 {
+		t.Errorf("confirming %d locks twice: got %d EVALSHA and %d EVAL", locks, called["evalsha"], called["eval"])
 	}
-	const maxCommands = 7
-	if n := called.all(); n > maxCommands*locks {
-		t.Errorf("confirming %d locks took %d commands, want at most %d each: %v", locks, n, maxCommands, called)
+	// Each time five commands. When a lease's end passes a multiple of half a minute, three more extend the keys of its line.
+	// A few commands are not for a lock.
+	const maxCommands = 2*5 + 3
+	if n := called.all(); n > maxCommands*locks+50 {
+		t.Errorf("confirming %d locks twice took %d commands, want at most %d for each: %v", locks, n, maxCommands, called)
 	}
 	for _, s := range seats {
 		if st, _, _ := s.standing(); st.State != store.Admitted {
