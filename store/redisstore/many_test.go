@@ -78,9 +78,11 @@ func TestSession_manyHolds(t *testing.T) {
 		confirm(t, se) // from now on the session knows that it is alone in all lines
 		server.Do("CONFIG", "RESETSTAT")
 		for range 2 {
-			if err := se.Confirm(t.Context()); errors.Is(err, store.ErrSessionLost) {
+			err := se.Confirm(t.Context())
+			if errors.Is(err, store.ErrSessionLost) {
 				t.Fatal(err)
-			} else if err != nil {
+			}
+			if err != nil {
 				return false
 			}
 		}
@@ -91,8 +93,8 @@ func TestSession_manyHolds(t *testing.T) {
 	if called["evalsha"] != 2*locks/together || called["eval"] > 0 {
 		t.Errorf("confirming %d locks twice: got %d EVALSHA and %d EVAL", locks, called["evalsha"], called["eval"])
 	}
-	// Each time five commands. When a lease's end passes a multiple of half a minute, three more extend the keys of its line.
-	// A few commands are not for a lock.
+	// A confirmation takes five commands for each lock, and a few for all. Of confirmations within half a minute one takes
+	// three more: it extends the keys of the lock's line.
 	const maxCommands = 2*5 + 3
 	if n := called.all(); n > maxCommands*locks+50 {
 		t.Errorf("confirming %d locks twice took %d commands, want at most %d for each: %v", locks, n, maxCommands, called)
