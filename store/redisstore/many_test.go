@@ -93,10 +93,10 @@ func TestSession_manyHolds(t *testing.T) {
 	if called["evalsha"] != 2*locks/together || called["eval"] > 0 {
 		t.Errorf("confirming %d locks twice: got %d EVALSHA and %d EVAL", locks, called["evalsha"], called["eval"])
 	}
-	// A confirmation takes five commands for each lock, and a few for all. Of confirmations within half a minute one takes
-	// three more: it extends the keys of the lock's line.
-	const maxCommands = 2*5 + 3
-	if n := called.all(); n > maxCommands*locks+50 {
+	// A confirmation takes five commands for each lock. Of confirmations within half a minute one may take three more: it
+	// extends the keys of the lock's line. Commands that are not for a lock, such as PING, are far fewer than the locks.
+	const maxCommands = 2*5 + 3 + 1
+	if n := called.all(); n > maxCommands*locks {
 		t.Errorf("confirming %d locks twice took %d commands, want at most %d for each: %v", locks, n, maxCommands, called)
 	}
 	for _, s := range seats {
