@@ -35,22 +35,25 @@ type testEnv struct {
 	caps   store.Capabilities
 	stores []store.Store
 	prefix string
+	brief  time.Duration // see retryLonger
 	opened int
 	named  int // number of names returned by newName
 
 	limited atomic.Bool // a limit was set, so entries may have to wait for more others than before
 
-	mu     sync.Mutex
-	broken []string // violations reported by goroutines other than the test's
+	mu      sync.Mutex
+	broken  []string  // violations reported by goroutines other than the test's
+	clients []*client // not closed yet
 }
 
 func newTestEnv(t *testing.T, h Harness) *testEnv {
 	st := h.Open(t)
-	w := &testEnv{t: t, h: h, caps: st.Capabilities(), stores: []store.Store{st}, prefix: "storetest/" + rand.Text()[:10]}
+	w := &testEnv{t: t, h: h, caps: st.Capabilities(), stores: []store.Store{st}, prefix: "storetest/" + rand.Text()[:10], brief: h.Brief}
 	if h.Peer != nil {
 		w.stores = append(w.stores, h.Peer(t, st))
 	}
-	t.Cleanup(func() { // runs after all sessions are closed and before the cleanups of Open and Peer
+	t.Cleanup(func() { // runs before the cleanups of Open and Peer
+		w.closeClients()
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, b := range w.broken {
@@ -161,22 +164,19 @@ func (w *testEnv) open() *client {
 func (w *testEnv) openOnce() (*client, error) {
 	ctx, cancel := w.call()
 	defer cancel()
-	c, err := w.tryOpen(ctx, w.nextOwner(), w.h.TTL)
-	if err == nil {
-		w.t.Cleanup(c.closeAtEnd)
-	}
-	return c, err
+	return w.tryOpen(ctx, w.nextOwner(), w.h.TTL)
 }
 
 // retryLonger calls attempt with the duration Brief. attempt returns false if it took so long that
 // it is inconclusive, as happens on a busy machine. It is then called again with twice the
-// duration, up to TTL.
+// duration, up to TTL. In one test the duration never becomes shorter again.
 func (w *testEnv) retryLonger(attempt func(brief time.Duration) bool) {
 	w.t.Helper()
-	for brief := w.h.Brief; !attempt(brief); brief = min(2*brief, w.h.TTL) {
-		if brief >= w.h.TTL {
-			w.t.Fatalf("the machine is too busy: it cannot complete the start of this test within %v", brief)
+	for !attempt(w.brief) {
+		if w.brief >= w.h.TTL {
+			w.t.Fatalf("the machine is too busy: it cannot complete the start of this test within %v", w.brief)
 		}
+		w.brief = min(2*w.brief, w.h.TTL)
 	}
 }
 
@@ -195,7 +195,6 @@ func (w *testEnv) expiring(prepare func(c *client, name string) error) *client {
 		if c, err = w.tryOpen(ctx, w.nextOwner(), brief); err != nil {
 			w.t.Fatal(err)
 		}
-		w.t.Cleanup(c.closeAtEnd)
 		err = prepare(c, w.newName())
 		if since := time.Since(c.lastSent()); since >= c.guaranteed() || c.wasLate() {
 			w.t.Logf("session %s was confirmed %v ago and may have expired: trying again with a TTL longer than %v (%v)",
@@ -236,7 +235,8 @@ func (w *testEnv) expiringHold(steps ...func(c *client, held, next *entry) error
 func confirmed(c *client, _, _ *entry) error { return c.confirmNow() }
 
 // waitExpired opens a brief session and waits until it has expired. Anything that had at most as
-// long to live when waitExpired was called has expired then too.
+// long to live when waitExpired was called has expired then too, and so have all earlier brief
+// sessions that are not confirmed.
 func (w *testEnv) waitExpired() {
 	w.t.Helper()
 	c, _, next := w.expiringHold()
@@ -252,14 +252,13 @@ func (w *testEnv) openKept() *client {
 	return c
 }
 
-// openWith opens a session that is closed when the test ends.
+// openWith opens a session of the given owner.
 func (w *testEnv) openWith(ctx context.Context, owner store.Owner) *client {
 	w.t.Helper()
 	c, err := w.tryOpen(ctx, owner, w.h.TTL)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(c.closeAtEnd)
 	return c
 }
 
@@ -270,7 +269,8 @@ func (w *testEnv) nextOwner() store.Owner {
 	return store.Owner{Host: "host.example", PID: w.opened, User: "storetest", Command: fmt.Sprintf("session %d", w.opened)}
 }
 
-// tryOpen opens a session, alternating between the test's clients.
+// tryOpen opens a session, alternating between the test's clients. It is closed when the test ends,
+// if the test does not close it.
 func (w *testEnv) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duration) (*client, error) {
 	st := w.stores[owner.PID%len(w.stores)]
 	c := &client{w: w, store: st, owner: owner, sent: time.Now(), stopKeep: func() {}}
@@ -279,6 +279,9 @@ func (w *testEnv) tryOpen(ctx context.Context, owner store.Owner, ttl time.Durat
 		return nil, fmt.Errorf("opening a session: %w", err)
 	}
 	c.Session = se
+	w.mu.Lock()
+	w.clients = append(w.clients, c)
+	w.mu.Unlock()
 	return c, nil
 }
 
@@ -393,17 +396,27 @@ func (c *client) tryClose() error {
 	c.mu.Lock()
 	c.closing = true
 	c.mu.Unlock()
+	c.w.forget(c)
 	return err
 }
 
-// closeAtEnd closes the session at the end of a test, unless the test has closed it.
-func (c *client) closeAtEnd() {
-	c.mu.Lock()
-	closed := c.closing
-	c.mu.Unlock()
-	if !closed {
+// closeClients closes the sessions that the test has not closed, the last first.
+func (w *testEnv) closeClients() {
+	w.t.Helper()
+	w.mu.Lock()
+	clients := slices.Clone(w.clients)
+	w.mu.Unlock()
+	for _, c := range slices.Backward(clients) {
 		c.close()
 	}
+}
+
+// forget removes a closed session. Package testing keeps the function of a cleanup, and all that it
+// refers to, until the parent test has ended, and a session of ZooKeeper uses 1.5 MB.
+func (w *testEnv) forget(c *client) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clients = slices.DeleteFunc(w.clients, func(other *client) bool { return other == c })
 }
 
 // enqueue adds an entry to the line.
