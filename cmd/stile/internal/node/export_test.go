@@ -74,6 +74,3 @@ func elect(s *etcdserver.EtcdServer) {
 func (n *Node) RevokeTethered(ctx context.Context, lease int64) error {
 	return n.leases().Revoke(ctx, lease)
 }
-
-// HealthConnections is the limit of connections for probes.
-const HealthConnections = healthConnections

@@ -45,11 +45,14 @@ const healthConnections = 64
 
 // serve starts to answer. Connections made before that wait.
 func (h *health) serve(etcd *etcdserver.EtcdServer, web *web, log *zap.Logger) {
-	if h == nil {
-		return
+	if h != nil {
+		h.serveWith(web.refusePages(h.hosts, newInfo(etcd, log).ServeHTTP))
 	}
+}
+
+func (h *health) serveWith(handler http.Handler) {
 	h.server = &http.Server{
-		Handler:        web.refusePages(h.hosts, newInfo(etcd, log).ServeHTTP),
+		Handler:        handler,
 		ReadTimeout:    10 * time.Second,
 		WriteTimeout:   30 * time.Second,
 		IdleTimeout:    30 * time.Second,

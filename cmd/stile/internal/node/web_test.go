@@ -1,19 +1,15 @@
 package node_test
 
 import (
-	"bufio"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -323,51 +319,6 @@ func TestGateway_limitsBody(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
-
-// Beyond the limit a connection waits until another one has ended.
-func TestHealth_limitsConnections(t *testing.T) {
-	t.Parallel()
-	n := startWith(t, node.Config{Health: "localhost:0"})
-	address := strings.TrimPrefix(n.HealthURL(), "http://")
-	ask := func() (net.Conn, *bufio.Reader) {
-		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
-		return conn, bufio.NewReader(conn)
-	}
-	answered := func(r *bufio.Reader) error {
-		resp, err := http.ReadResponse(r, nil)
-		if err == nil {
-			resp.Body.Close()
-		}
-		return err
-	}
-	first, answer := ask()
-	if err := answered(answer); err != nil {
-		t.Fatal(err)
-	}
-	for range node.HealthConnections - 1 {
-		_, answer := ask()
-		if err := answered(answer); err != nil {
-			t.Fatal(err)
-		}
-	}
-	waiting, answer := ask()
-	_ = waiting.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-	if err := answered(answer); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("beyond the limit: got %v, want no answer", err)
-	}
-	first.Close()
-	_ = waiting.SetReadDeadline(time.Time{})
-	if err := answered(answer); err != nil {
-		t.Errorf("after another connection has ended: %v", err)
-	}
-}
 
 func TestHealth_refusesPages(t *testing.T) {
 	t.Parallel()
