@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"github.com/stilelock/stile/internal/patience"
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
@@ -79,7 +80,7 @@ func (t *target) setFolder(prefix string) error {
 
 // openTimeout is how long Open may take. The server has four fifths of it to answer; the rest is
 // for finding the reason if it does not. Tests increase it for busy machines.
-var openTimeout = 5 * time.Second
+var openTimeout = patience.Factor * 5 * time.Second
 
 // openEtcd opens a store and checks that etcd answers.
 func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {

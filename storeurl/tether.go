@@ -16,6 +16,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/internal/patience"
 )
 
 // tether declares sessions to a server of Stile's: see [Options.Tethered]. The protocol is described in
@@ -29,7 +31,7 @@ type tether struct {
 // not renewed meanwhile. The pauses are between attempts. Until a server has accepted the declaration, the TTL
 // counts.
 const (
-	declareTimeout  = 5 * time.Second
+	declareTimeout  = patience.Factor * 5 * time.Second
 	firstWait       = 100 * time.Millisecond
 	minDeclarePause = time.Second
 	maxDeclarePause = 10 * time.Second

@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 		os.Setenv("TMPDIR", dir)
 		stile = filepath.Join(dir, "stile")
 		// This does what go build does, but go run also caches the linked program.
-		build := exec.Command("go", "run", "-exec", "cp", ".", stile)
+		build := exec.Command("go", "run", "-tags=patient", "-exec", "cp", ".", stile)
 		build.Stdout, build.Stderr = os.Stderr, os.Stderr
 		if err := build.Run(); err != nil {
 			panic(err)
@@ -352,7 +352,7 @@ func (m *machine) runCommand(args ...string) *command {
 	return m.command(append([]string{"run"}, args...)...)
 }
 
-const longTTL = "50"
+const longTTL = "300"
 
 // run runs stile run and waits until it ends.
 func (m *machine) run(args ...string) *command {

@@ -14,6 +14,7 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 	"github.com/stilelock/stile/cmd/stile/internal/supervise"
+	"github.com/stilelock/stile/internal/patience"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -227,7 +228,7 @@ func (l *lock) closeTimeout() time.Duration {
 	if l.lossReported {
 		return time.Second
 	}
-	return 3 * time.Second
+	return patience.Factor * 3 * time.Second
 }
 
 // notReleased says that the lock may not be released. It leaves out the library's remark that the

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/patience"
 	"github.com/stilelock/stile/store"
 )
 
@@ -173,7 +174,7 @@ func (r *request) waitTimeoutError(ctx context.Context, client *stile.Client, er
 	trouble := reasonOf(err) // more than the deadline if the entry could not be added
 	// As long as opening a store may take: on a busy machine that takes seconds, and a slow reply
 	// must not look like an outage.
-	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
+	asking, cancel := context.WithTimeout(ctx, patience.Factor*5*time.Second)
 	defer cancel()
 	line, unread := r.awaitedLine(asking, client)
 	name := line.Name
