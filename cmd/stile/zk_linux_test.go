@@ -29,8 +29,8 @@ func TestCommands_zookeeper(t *testing.T) {
 	watch.spawn()
 	scanner := bufio.NewScanner(events)
 
-	holder := m.start(sleepScript, "--ttl", "30", "orders/42")
-	waiter := m.startWaiter(1, "orders/42", "--ttl", "30")
+	holder := m.start(sleepScript, "orders/42")
+	waiter := m.startWaiter(1, "orders/42")
 	awaitEvent := func(text string) {
 		t.Helper()
 		for scanner.Scan() {
@@ -52,7 +52,7 @@ func TestCommands_zookeeper(t *testing.T) {
 	if !strings.Contains(c.stdout.String(), "orders/42") {
 		t.Errorf("ls: got %q, want orders/42", c.stdout)
 	}
-	if c := m.run("-n", "--ttl", "30", "orders/42", "--", "true"); c.ProcessState.ExitCode() != 75 {
+	if c := m.run("-n", "orders/42", "--", "true"); c.ProcessState.ExitCode() != 75 {
 		t.Errorf("run -n of a held lock: got %v, want exit status 75", c.ProcessState)
 	}
 

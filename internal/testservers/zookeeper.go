@@ -160,7 +160,7 @@ func (z *ZooKeeper) writeFiles(members []*ZooKeeper) error {
 		"clientPortAddress=" + host,
 		"maxClientCnxns=0",
 		"minSessionTimeout=1000",
-		"maxSessionTimeout=60000",
+		"maxSessionTimeout=1800000",
 		"admin.enableServer=false",
 		"4lw.commands.whitelist=*",
 	}

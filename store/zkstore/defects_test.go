@@ -180,7 +180,11 @@ func TestSession_requests(t *testing.T) {
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	se := openSession(t, newStore(t, nil, m.addr()))
 	name := newName(t)
-	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
+	before := m.replies()
+	first := enqueue(t, se, name, line.Exclusive) // so that the directory is there
+	first.await(t, store.Admitted)
+	m.awaitReplies(t, "setWatches", 1, before)
+	first.withdraw(t)
 	m.takeRequests()
 
 	expect := func(what string, want ...string) {
@@ -189,7 +193,7 @@ func TestSession_requests(t *testing.T) {
 			t.Errorf("%s: got requests %q, want %q", what, got, want)
 		}
 	}
-	before := m.replies()
+	before = m.replies()
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Admitted)
 	m.awaitReplies(t, "setWatches", 1, before) // Enqueue does not wait for that: see TestHold_brokenAtOnce

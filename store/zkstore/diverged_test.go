@@ -102,15 +102,16 @@ func openAt(t *testing.T, opts *zkstore.Options, first, next *interceptor) store
 	return se
 }
 
-// checkLeft checks that a session has left a diverged server, with one warning.
+// checkLeft checks that a session has left a diverged server, with a warning. There are more if it had
+// to return to it, because the other server was too busy.
 func (l *logLines) checkLeft(t *testing.T, se store.Session, name string, diverged, healthy *interceptor) {
 	t.Helper()
 	if got := zkstore.Server(se); got != healthy.addr() {
 		t.Errorf("the session is at %s, want %s", got, healthy.addr())
 	}
 	warnings := l.warnings()
-	if len(warnings) != 1 {
-		t.Fatalf("got warnings %q, want one", warnings)
+	if len(warnings) == 0 {
+		t.Fatal("got no warning")
 	}
 	for _, part := range []string{"ZOOKEEPER-5010", "lock=" + name, "server=" + diverged.addr(), "node=/" + name + "/_c_"} {
 		if !strings.Contains(warnings[0], part) {
@@ -194,7 +195,6 @@ func TestEnqueue_ownNodeThatLeaderDoesNotHave(t *testing.T) {
 	se, name := openAt(t, log.options(), diverged, healthy), newName(t)
 	enqueue(t, se, name, line.Exclusive).withdraw(t)
 
-	created := make(chan struct{})
 	var own phantom
 	healthy.intercept(func(int32, []byte) action { return cut }, nil) // until the node has been found at the other
 	diverged.intercept(func(op int32, frame []byte) action {
@@ -214,18 +214,10 @@ func TestEnqueue_ownNodeThatLeaderDoesNotHave(t *testing.T) {
 			return cut
 		case to == opGetChildren2 && own != "" && bytes.Contains(frame, []byte(own.hidden())):
 			copy(frame, bytes.ReplaceAll(frame, []byte(own.hidden()), []byte(own)))
-			select {
-			case <-created:
-			default:
-				close(created)
-			}
+			healthy.intercept(nil, nil)
 		}
 		return pass
 	})
-	go func() {
-		<-created
-		healthy.intercept(nil, nil)
-	}()
 	p := enqueue(t, se, name, line.Exclusive)
 	p.admitted(t)
 	log.checkLeft(t, se, name, diverged, healthy)
@@ -249,6 +241,7 @@ func TestWaiter_entryAheadLeavesAtCheck(t *testing.T) {
 	holder.await(t, store.Admitted)
 	node := []byte(nodes(t, connect(t, server(t).Endpoint()), "/"+name)[0])
 	asked := make(chan struct{})
+	ask := sync.OnceFunc(func() { close(asked) })
 	left := false
 	m.intercept(func(op int32, frame []byte) action {
 		switch {
@@ -259,7 +252,7 @@ func TestWaiter_entryAheadLeavesAtCheck(t *testing.T) {
 				t.Error(err)
 			}
 		case op == opExists && left:
-			close(asked)
+			ask()
 		}
 		return pass
 	}, nil)

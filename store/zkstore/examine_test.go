@@ -214,8 +214,8 @@ func TestExamine_notOneEnsemble(t *testing.T) {
 func TestExamine_roundTrip(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
-	proxy.Delay(100 * time.Millisecond)
-	found, err := toExamine(t, nil, proxy.Addr()).Examine(t.Context(), time.Second)
+	proxy.Delay(300 * time.Millisecond)
+	found, err := toExamine(t, nil, proxy.Addr()).Examine(t.Context(), 5*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

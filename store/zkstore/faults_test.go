@@ -491,9 +491,9 @@ func TestReconnect_slowerThanConfirmation(t *testing.T) {
 			}
 			return pass
 		})
+		start := time.Now()
 		m.reset()
 		receive(t, handshakes, "a reconnection")
-		start := time.Now()
 		ctx, cancel := until(t, timeout)
 		err := se.Confirm(ctx)
 		cancel()

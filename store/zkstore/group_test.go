@@ -505,7 +505,7 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	t.Parallel()
 	logs := t.TempDir()
-	z := testservers.StartZooKeeper(t, largestTTL, "dataLogDir="+logs)
+	z := testservers.StartZooKeeper(t, "dataLogDir="+logs)
 	st := newStore(t, nil, z.Endpoint())
 	se := openSession(t, st)
 	longest := strings.Repeat("x", 500)

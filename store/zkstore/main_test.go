@@ -55,20 +55,17 @@ func TestMain(m *testing.M) {
 // Servers for all tests that do not disturb them. Each test uses its own names; see [newName].
 var (
 	sharedServer = testservers.Shared[*testservers.ZooKeeper]{
-		New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper(largestTTL) },
+		New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper() },
 	}
 	sharedEnsemble   = testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
 	sharedRestricted = testservers.Shared[restrictedServer]{New: newRestricted}
 	sharedCurator    = testservers.Shared[*curatorProcess]{New: newCurator}
 )
 
-// largestTTL makes the shared servers grant longTTL.
-const largestTTL = "maxSessionTimeout=1800000"
-
 // newEnsemble starts three servers that wait a minute for each other, so that none abandons the
 // others on a busy machine. See [testservers.ZooKeeperEnsemble.Abandon].
 func newEnsemble() (*testservers.ZooKeeperEnsemble, error) {
-	return testservers.NewZooKeeperEnsemble(3, largestTTL, "initLimit=240", "syncLimit=240")
+	return testservers.NewZooKeeperEnsemble(3, "initLimit=240", "syncLimit=240")
 }
 
 // server returns the shared server: its tick is 100 ms, its minimum TTL one second.

@@ -71,7 +71,7 @@ func newRestricted() (s restrictedServer, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.ZooKeeper, err = testservers.NewZooKeeper(largestTTL,
+	s.ZooKeeper, err = testservers.NewZooKeeper(
 		"minSessionTimeout=3000",
 		"maxClientCnxns=40",
 		"enforceQuota=true", "enforce.auth.enabled=true", "enforce.auth.schemes=digest",

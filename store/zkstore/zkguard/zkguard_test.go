@@ -29,7 +29,7 @@ const longTTL = 10 * time.Minute
 
 // server is shared by all tests; each uses names of its own.
 var server = testservers.Shared[*testservers.ZooKeeper]{
-	New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper("maxSessionTimeout=600000") },
+	New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper() },
 }
 
 func TestMain(m *testing.M) {
