@@ -297,10 +297,11 @@ func (a *transcriptClient) unary(
 
 // setsObtained reports whether a request sets since when a lock is held.
 func setsObtained(req *pb.TxnRequest) bool {
-	return slices.ContainsFunc(req.Success, func(op *pb.RequestOp) bool {
-		return strings.Contains(string(op.GetRequestPut().GetValue()), `"obtained":"2`)
-	})
+	return slices.ContainsFunc(req.Success, func(op *pb.RequestOp) bool { return hasObtained(op.GetRequestPut().GetValue()) })
 }
+
+// hasObtained reports whether the value of an entry says since when the lock is held.
+func hasObtained(value []byte) bool { return strings.Contains(string(value), `"obtained":"2`) }
 
 // nameKeys names the keys that are put after the client.
 func (a *transcriptClient) nameKeys(req *pb.TxnRequest) {
@@ -441,7 +442,7 @@ func (w *watchStream) RecvMsg(m any) error {
 		w.a.markRetried()
 	}
 	for _, ev := range resp.Events {
-		if w.a.leaving.Load() {
+		if w.a.leaving.Load() || hasObtained(ev.Kv.Value) { // the latter only a second after an admission
 			continue
 		}
 		did := "put"
