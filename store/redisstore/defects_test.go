@@ -511,7 +511,7 @@ func TestLease_deadHoldersLockIsFreeAfterTTL(t *testing.T) {
 // Promise: P6
 func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 	t.Parallel()
-	const ttl = 15 * time.Second // the margin, a tenth, allows for a busy machine
+	const ttl = 40 * time.Second // the margin, a tenth, allows for a busy machine
 	server := testservers.StartRedis(t)
 	proxy, name := testservers.NewProxy(t, server.Addr()), newName(t)
 	first, err := newClient(t, storeAt(t, proxy.Addr()), ttl).Mutex(name).Lock(t.Context())
@@ -548,7 +548,7 @@ func TestHold_lostWithServersData(t *testing.T) {
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			t.Parallel()
-			const ttl = 30 * time.Second // a third of that is the time until the next confirmation
+			const ttl = time.Minute // a third of that is the time until the next confirmation
 			server := testservers.StartRedis(t)
 			name := newName(t)
 			st := storeAt(t, server.Addr())

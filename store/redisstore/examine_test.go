@@ -130,10 +130,15 @@ func TestExamine_replicas(t *testing.T) {
 	expectFinding(t, examined(t, waiting), "redis-wait-replicas", store.Attention, "has no replicas: nobody gets a lock")
 
 	replica.ReplicaOf(master)
-	found := examined(t, storeAt(t, master.Addr()))
+	var found []store.Finding
+	eventually(t, "the replica keeps up", func() bool {
+		found = examined(t, storeAt(t, master.Addr()))
+		return slices.ContainsFunc(found, func(f store.Finding) bool {
+			return f.ID == "redis-lag" && f.Severity == store.Fine && strings.Contains(f.What, "keep up")
+		})
+	})
 	expectFinding(t, found, "redis-wait-replicas", store.Risk, "a failover can forget")
 	expectFinding(t, found, "redis-cut-off", store.Risk, "min-replicas-to-write is 0")
-	expectFinding(t, found, "redis-lag", store.Fine, "keep up")
 	more := newStore(t, connect(t, master.Addr()), &redisstore.Options{WaitReplicas: 2})
 	expectFinding(t, examined(t, more), "redis-wait-replicas", store.Attention, "the server has 1 replica: nobody gets a lock")
 

@@ -140,7 +140,7 @@ func TestFailover_lostHoldIsFenced(t *testing.T) {
 // Promise: P2
 func TestClock_setForward(t *testing.T) {
 	t.Parallel()
-	const ttl = 30 * time.Second
+	const ttl = time.Minute
 	server := testservers.StartRedisWithClock(t)
 	name := newName(t)
 	first, err := newClient(t, storeAt(t, server.Addr()), ttl).Mutex(name).Lock(t.Context())

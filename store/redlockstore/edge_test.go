@@ -292,7 +292,7 @@ func scriptsRun(servers []*testservers.Redis) (n int) {
 func TestHold_lostWithMastersData(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	client := newClient(t, optionsFor(servers), 20*time.Second)
+	client := newClient(t, optionsFor(servers), time.Minute)
 	h := lock(t, client, "lock")
 	for _, r := range servers {
 		r.Do("FLUSHALL")

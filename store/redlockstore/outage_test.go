@@ -122,7 +122,7 @@ func TestConfirm_includesMasterThatComesBack(t *testing.T) {
 func TestRestore_afterMasterRestartedEmpty(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	client, other := newClient(t, optionsFor(servers), 20*time.Second), openSession(t, newStore(t, optionsFor(servers)), longTTL)
+	client, other := newClient(t, optionsFor(servers), time.Minute), openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	h := lock(t, client, "lock")
 	eventually(t, "the hold is at all masters", func() bool { return countKeys(servers, "lock") == 3 })
 	servers[0].Restart()
@@ -163,7 +163,7 @@ func TestToken_risesWhenMasterLostItsData(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	proxies[2].Refuse()
-	a, b := newClient(t, options, 30*time.Second), newClient(t, optionsFor(servers), 30*time.Second)
+	a, b := newClient(t, options, 90*time.Second), newClient(t, optionsFor(servers), 90*time.Second)
 	first := lock(t, a, "lock") // at the first two
 	servers[1].Restart()
 	second := lock(t, b, "lock") // at the last two
