@@ -84,7 +84,7 @@ func (c *client) visit(f *holders, name string, mode line.Mode, stay time.Durati
 	}
 	time.Sleep(stay)
 	f.leave(p)
-	if err := p.tryWithdraw(); err != nil {
+	if err := p.tryLeave(); err != nil {
 		return fmt.Errorf("session %s, lock %q: Withdraw: %w", c.ID(), name, err)
 	}
 	return nil

@@ -329,8 +329,16 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 	return err
 }
 
-// confirmNow confirms the session once, with the timeout of any call.
-func (c *client) confirmNow() error { return c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace) }
+// confirmNow confirms the session, with the timeout of any call. On a busy machine the connection
+// may end, so there are three attempts.
+func (c *client) confirmNow() error {
+	for attempt := 1; ; attempt++ {
+		err := c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace)
+		if err == nil || errors.Is(err, store.ErrSessionLost) || attempt == 3 {
+			return err
+		}
+	}
+}
 
 // wasLate reports whether a confirmation was answered only after the time that the previous one
 // guaranteed was over.
