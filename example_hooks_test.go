@@ -167,7 +167,6 @@ func ExampleSessionLossEvent() {
 	st := memstore.New()
 	alerts := make(chan string, 1)
 	client, err := stile.New(st, &stile.Options{
-		TTL: time.Second,
 		Hooks: stile.Hooks{SessionLost: func(e stile.SessionLossEvent) {
 			log.Printf("session %s: %v: %v", e.Session, e.Reason, e.Err)
 			alerts <- "all locks of this process are lost"
@@ -189,7 +188,7 @@ func ExampleSessionLossEvent() {
 
 // Round trips of renewals show a store that gets slow, long before a lock is lost.
 func ExampleRenewalEvent() {
-	const ttl = time.Second
+	const ttl = 10 * time.Second
 	healthy := make(chan bool, 100)
 	client, err := stile.New(memstore.New(), &stile.Options{
 		TTL: ttl,

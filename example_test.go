@@ -237,7 +237,7 @@ func ExampleClient_WatchLine() {
 
 // A page that shows all locks keeps a map of their lines.
 func ExampleClient_WatchChanges() {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {

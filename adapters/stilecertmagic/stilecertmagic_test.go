@@ -59,7 +59,7 @@ func onStores(t *testing.T, test func(t *testing.T, st store.Store, prefix strin
 func newClient(t *testing.T, st store.Store) (*stile.Client, <-chan struct{}) {
 	t.Helper()
 	losses := make(chan struct{}, 10)
-	c, err := stile.New(st, &stile.Options{Hooks: stile.Hooks{HoldEnd: func(_ context.Context, e stile.HoldEndEvent) {
+	c, err := stile.New(st, &stile.Options{TTL: stile.MaxTTL, Hooks: stile.Hooks{HoldEnd: func(_ context.Context, e stile.HoldEndEvent) {
 		if e.Reason == stile.EndLost {
 			losses <- struct{}{}
 		}

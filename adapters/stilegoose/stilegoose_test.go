@@ -63,7 +63,7 @@ func onStores(t *testing.T, test func(t *testing.T, st store.Store, name string)
 
 func newClient(t *testing.T, st store.Store) *stile.Client {
 	t.Helper()
-	c, err := stile.New(st, nil)
+	c, err := stile.New(st, &stile.Options{TTL: stile.MaxTTL})
 	if err != nil {
 		t.Fatal(err)
 	}

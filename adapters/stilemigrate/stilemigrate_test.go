@@ -63,7 +63,7 @@ func onStores(t *testing.T, test func(t *testing.T, st store.Store, name string)
 
 func newClient(t *testing.T, st store.Store, change ...func(*stile.Options)) *stile.Client {
 	t.Helper()
-	var opts stile.Options
+	opts := stile.Options{TTL: stile.MaxTTL}
 	for _, f := range change {
 		f(&opts)
 	}
@@ -178,12 +178,22 @@ func (c closing) Close() error {
 func TestDriver_conformance(t *testing.T) {
 	onStores(t, func(t *testing.T, st store.Store, name string) {
 		d := stilemigrate.New(openDriver(t, newDatabase(t)), newClient(t, st).Mutex(name))
-		d.LockTimeout = time.Second // of a second Lock, which has to fail
+		d.LockTimeout = 5 * time.Second // of a second Lock, which has to fail within 15 s
 		databasetest.Test(t, d, []byte("CREATE TABLE first()"))
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// newPatient returns a Migrate that waits for the lock as long as necessary.
+func newPatient(t *testing.T, driver database.Driver, mutex *stile.Mutex) *migrate.Migrate {
+	t.Helper()
+	d := stilemigrate.New(driver, mutex)
+	d.LockTimeout = time.Hour
+	m := newMigrate(t, d)
+	m.LockTimeout = 2 * time.Hour
+	return m
 }
 
 // All replicas migrate the database when they start. Each migration runs once.
@@ -195,10 +205,7 @@ func TestDriver_replicas(t *testing.T) {
 		migrated, unchanged := 0, 0
 		var wg sync.WaitGroup
 		for range replicas {
-			d := stilemigrate.New(&observed{openDriver(t, dsn), t, func(string) {}}, newClient(t, st).Mutex(name))
-			d.LockTimeout = time.Hour
-			m := newMigrate(t, d)
-			m.LockTimeout = 2 * time.Hour
+			m := newPatient(t, &observed{openDriver(t, dsn), t, func(string) {}}, newClient(t, st).Mutex(name))
 			wg.Go(func() {
 				err := m.Up()
 				mu.Lock()
@@ -257,14 +264,14 @@ func TestDriver_loss(t *testing.T) {
 						<-lost
 					}
 				}
-				if err := newMigrate(t, stilemigrate.New(driver, client.Mutex(name))).Up(); !errors.Is(err, stile.ErrLost) {
+				if err := newPatient(t, driver, client.Mutex(name)).Up(); !errors.Is(err, stile.ErrLost) {
 					t.Errorf("Up: got %v, want the loss", err)
 				}
 				next := openDriver(t, dsn)
 				if version, dirty, err := next.Version(); version != c.version || dirty != c.dirty || err != nil {
 					t.Errorf("version of the database: got %d, dirty %t, %v, want %d, dirty %t", version, dirty, err, c.version, c.dirty)
 				}
-				if err := newMigrate(t, stilemigrate.New(next, newClient(t, st).Mutex(name))).Up(); !errors.Is(err, c.next) {
+				if err := newPatient(t, next, newClient(t, st).Mutex(name)).Up(); !errors.Is(err, c.next) {
 					t.Errorf("Up of the next replica: got %v, want %v", err, c.next)
 				}
 			})
@@ -299,7 +306,7 @@ func newStub(t *testing.T) database.Driver {
 func TestDriver_dropAfterDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		c := newClient(t, st)
+		c := newClient(t, st, func(o *stile.Options) { o.TTL = stile.DefaultTTL })
 		d := stilemigrate.New(&observed{newStub(t), t, func(step string) { t.Errorf("the step %q is carried out", step) }}, c.Mutex("a"))
 		if err := d.Lock(); err != nil {
 			t.Fatal(err)
