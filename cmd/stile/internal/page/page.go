@@ -256,16 +256,6 @@ func (p *Page) Serve(s Source) {
 	p.serving.Go(p.logOutages)
 }
 
-// Start is Listen and Serve.
-func Start(cfg Config, s Source) (*Page, error) {
-	p, err := Listen(cfg)
-	if err != nil {
-		return nil, err
-	}
-	p.Serve(s)
-	return p, nil
-}
-
 // retryInterval is the pause after the store has refused a reading.
 const retryInterval = 5 * time.Second
 

@@ -83,10 +83,12 @@ func startOn(t *testing.T, st store.Store, configure func(*page.Config)) *world 
 	client := w.client("observer")
 	w.truth = client
 	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "locks 1\n") })
-	p, err := page.Start(cfg, page.Source{Client: client, Observer: observe.New(client), Metrics: metrics})
+	p, err := page.Listen(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	page.SetLongTimeouts(p)
+	p.Serve(page.Source{Client: client, Observer: observe.New(client), Metrics: metrics})
 	t.Cleanup(p.Close)
 	w.page, w.url = p, p.URL()
 	w.description = sync.OnceValue(w.readDescription)

@@ -3,6 +3,7 @@ package browsertest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -40,7 +41,7 @@ import (
 const patience = 3 * time.Minute
 
 // ttl is long, because a test may be stopped for seconds on a busy machine.
-const ttl = 20 * time.Second
+const ttl = 5 * time.Minute
 
 // browser is the browser that all tests share.
 type browser struct {
@@ -156,7 +157,7 @@ func newWorld(t testing.TB, configure func(*page.Config)) *world {
 	if configure != nil {
 		configure(&w.cfg)
 	}
-	w.source.Client = w.client(stile.Owner{Command: "page"})
+	w.source.Client = w.client(stile.Options{Owner: stile.Owner{Command: "page"}})
 	w.serve()
 	w.cfg.Address = strings.TrimPrefix(w.page.URL(), "http://") // also after a restart
 	t.Cleanup(func() { w.page.Close() })
@@ -168,14 +169,16 @@ func (w *world) serve() {
 	w.Helper()
 	w.source.Observer = observe.New(w.source.Client)
 	var err error
-	if w.page, err = page.Start(w.cfg, w.source); err != nil {
+	if w.page, err = page.Listen(w.cfg); err != nil {
 		w.Fatal(err)
 	}
+	w.page.Serve(w.source)
 }
 
-func (w *world) client(owner stile.Owner) *stile.Client {
+func (w *world) client(opts stile.Options) *stile.Client {
 	w.Helper()
-	c, err := stile.New(w.st, &stile.Options{TTL: ttl, Owner: owner})
+	opts.TTL = cmp.Or(opts.TTL, ttl)
+	c, err := stile.New(w.st, &opts)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -190,7 +193,7 @@ func (w *world) client(owner stile.Owner) *stile.Client {
 // host returns a client with the name of a host, which is what the page shows of waiters.
 func (w *world) host(name string) *stile.Client {
 	w.Helper()
-	return w.client(stile.Owner{Host: name, PID: 7, User: "ann", Command: "deploy"})
+	return w.client(stile.Options{Owner: stile.Owner{Host: name, PID: 7, User: "ann", Command: "deploy"}})
 }
 
 func (w *world) lock(c *stile.Client, name string) *stile.Hold {

@@ -1,7 +1,6 @@
 package browsertest
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -45,12 +44,7 @@ func TestLines_showWhatTheStoreHas(t *testing.T) {
 func TestLines_keptLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	c, err := stile.New(w.st, &stile.Options{TTL: ttl, Linger: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close(context.Background()) })
-	w.release(w.lock(c, "kept"))
+	w.release(w.lock(w.client(stile.Options{Linger: time.Hour}), "kept"))
 	w.lock(w.host("ci-1"), "held")
 	page := w.open("")
 	page.await(row("kept") + "?.querySelector('.use').innerText === 'held or kept'")
@@ -85,7 +79,7 @@ func TestLines_waiterStepsForwardAtHandOver(t *testing.T) {
 func TestLines_barFollowsTheLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	w.lock(w.host("ci-1"), "orders/1")
+	w.lock(w.client(stile.Options{TTL: 30 * time.Second}), "orders/1")
 	page := w.open("")
 	page.await(row("orders/1") + "?.querySelector('.leased .lease')")
 	// The page itself looks at the bar in each frame, so that nothing is missed.

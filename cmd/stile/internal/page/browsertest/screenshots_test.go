@@ -60,7 +60,7 @@ func (w *world) demo(d time.Duration) {
 	ctx, cancel := context.WithCancel(w.Context())
 	w.Cleanup(cancel)
 	owner := func(host, command, reason string, pid int) *stile.Client {
-		return w.client(stile.Owner{Host: host, User: "deploy", PID: pid, Command: command, Reason: reason})
+		return w.client(stile.Options{Owner: stile.Owner{Host: host, User: "deploy", PID: pid, Command: command, Reason: reason}})
 	}
 	for i := range 5 { // hand over and over again
 		c := owner(fmt.Sprintf("ci-%d", i+1), "release.sh", "release 1.9: the new checkout", 4100+37*i)

@@ -19,7 +19,9 @@ func TestDetail_showsOwnerAndHistory(t *testing.T) {
 	w := newWorld(t, nil)
 	page := w.open("")
 	page.awaitText("#empty", "No lock is held")
-	c := w.client(stile.Owner{Host: "ci-1", PID: 811, User: "ann", Command: "release.sh", Reason: "release 1.9", Labels: map[string]string{"job": "4711"}})
+	c := w.client(stile.Options{Owner: stile.Owner{
+		Host: "ci-1", PID: 811, User: "ann", Command: "release.sh", Reason: "release 1.9", Labels: map[string]string{"job": "4711"},
+	}})
 	h := w.lock(c, "deploy")
 	w.join(w.host("ci-2"), "deploy")
 	page.await(row("deploy"))
