@@ -24,13 +24,13 @@ func TestAssert_held(t *testing.T) {
 	c.expectExit(0)
 	text, object, _ := strings.Cut(c.stdout.String(), "[")
 	lines := strings.Split(text, "\n")
-	if !strings.HasPrefix(lines[0], `locks "a" and "b": held for another 4`) || !strings.HasPrefix(lines[1], `lock "b": held for another 4`) ||
+	if !strings.HasPrefix(lines[0], `locks "a" and "b": held for another `) || !strings.HasPrefix(lines[1], `lock "b": held for another `) ||
 		len(lines) != 3 {
-		t.Errorf("got\n%swant the locks, and some 40 seconds of the TTL of %s", text, longTTL)
+		t.Errorf("got\n%swant the locks, and some minutes of the TTL of %s", text, longTTL)
 	}
 	all := decodeJSON[[]asserted](t, []byte("["+object))
-	if len(all) != 1 || all[0].Name != "a" || !all[0].Held || all[0].Token == "" || all[0].Left < 30 || all[0].Left > 50 {
-		t.Errorf("got %s, want lock a, held for some 40 seconds", object)
+	if len(all) != 1 || all[0].Name != "a" || !all[0].Held || all[0].Token == "" || all[0].Left <= 0 || all[0].Left > 270 {
+		t.Errorf("got %s, want lock a, held for at most nine tenths of the TTL", object)
 	}
 
 	// No name means the locks of all enclosing runs.
@@ -49,7 +49,7 @@ func TestAssert_lost(t *testing.T) {
 	m.setenv("STILE", stile)
 	const script = `trap '$STILE assert -q; echo $? >quiet; $STILE assert 2>stderr; echo $? >plain
 		$STILE assert -o json >json 2>/dev/null; exit' TERM; touch started; ` + sleepLoop
-	c := m.start(script, "-k", "18", "demo")
+	c := m.start(script, "-k", "110", "demo")
 	m.breakHolder("demo")
 	c.expectExit(79, `lock "demo" was broken`)
 	for file, want := range map[string]string{

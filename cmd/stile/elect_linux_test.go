@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,9 @@ import (
 // elect starts stile elect.
 func (m *machine) elect(args ...string) *command {
 	m.t.Helper()
+	if !slices.Contains(args, "--observe") {
+		args = append([]string{"--ttl", longTTL}, args...) // the last --ttl counts
+	}
 	return m.command(append([]string{"elect"}, args...)...).spawn()
 }
 

@@ -129,7 +129,7 @@ func TestRun_runTimeout(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
 	const wait = "touch started; " + sleepLoop
-	const limit = "5" // by then the script handles signals, even on a busy machine
+	const limit = "20" // by then the script handles signals, even on a busy machine
 	machine := func(t *testing.T) *machine {
 		t.Parallel()
 		m := newMachine(t)
@@ -140,7 +140,7 @@ func TestRun_runTimeout(t *testing.T) {
 	t.Run("TERM", func(t *testing.T) {
 		m := machine(t)
 		m.start(`trap 'echo TERM >>log; exit 3' TERM; `+wait, "--run-timeout", limit, "term").
-			expectExit(124, `"term"`, "has run for 5s", "stopping it")
+			expectExit(124, `"term"`, "has run for 20s", "stopping it")
 		if got := m.read("log"); got != "TERM\n" {
 			t.Errorf("got log %q, want one TERM", got)
 		}
@@ -207,7 +207,7 @@ func TestRun_unreadStderr(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := m.forSubtest(t)
-			c := m.runCommand("--url", s.url, "--run-timeout", "5", name, "--", "sh", "-c",
+			c := m.runCommand("--url", s.url, "--run-timeout", "20", name, "--", "sh", "-c",
 				`trap 'echo TERM >`+name+`; exit' TERM; `+sleepLoop+` 2>/dev/null`)
 			c.Cmd.Stderr = pipe(t)
 			if code := c.spawn().exitCode(); code != 124 {
@@ -264,7 +264,7 @@ func TestRun_outageWhileWaiting(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	m.start(sleepScript, "--url", s.url, "demo")
-	waiter := m.runCommand("--url", s.url, "--ttl", "2", "-v", "demo", "--", "true").spawn()
+	waiter := m.runCommand("--url", s.url, "--ttl", expiringTTL, "-v", "demo", "--", "true").spawn()
 	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "next in line") })
 	pause(t, s.Process.Pid)
 	if code := waiter.exitCode(); code != 125 {

@@ -76,7 +76,7 @@ func TestRun_timeoutScripts(t *testing.T) {
 		"in time":              `limit 300 sh -c 'echo done; exit 3'; echo $?`,
 		"too long":             `limit 0.3 sleep 60; echo $?`,
 		"no limit":             `limit 0 sh -c 'sleep 0.1; exit 3'; echo $?`,
-		"exit code of its own": `limit 5 sh -c 'trap "echo TERM; exit 7" TERM; ` + sleepLoop + `'; echo $?`,
+		"exit code of its own": `limit 20 sh -c 'trap "echo TERM; exit 7" TERM; ` + sleepLoop + `'; echo $?`,
 		"not found":            `limit 300 no-such-command; echo $?`,
 		"no executable":        `touch file; limit 300 ./file; echo $?`,
 		"killed by signal":     `limit 300 sh -c 'kill -KILL $$'; echo $?`,

@@ -192,10 +192,10 @@ func TestRun_shortOutage(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
-	const ttl = 30 * time.Second
+	const ttl = time.Minute
 	c := m.start(endableScript, "--url", s.url, "--ttl", ttl.String(), "demo")
 	pause(t, s.Process.Pid)
-	time.Sleep(ttl / 3) // a renewal is overdue now; the command would be stopped after another ttl/3 at the earliest
+	time.Sleep(ttl / 3) // a renewal is overdue now; the command would be stopped after another ttl/6 at the earliest
 	kill(t, s.Process.Pid, syscall.SIGCONT)
 	awaitRenewal(t, cli, "demo")
 	m.endScript()

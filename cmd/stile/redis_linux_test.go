@@ -17,7 +17,7 @@ func TestCommands_redis(t *testing.T) {
 	m.setenv("STILE_URL", "redis://"+redis.Addr()+"/1?password_env=REDIS_PASSWORD")
 	m.setenv("REDIS_PASSWORD", "hunter2")
 
-	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 60`, "--reason", "because", "deploy/web")
+	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 1000`, "--reason", "because", "deploy/web")
 	first, second := m.startWaiter(1, "deploy/web"), m.startWaiter(2, "deploy/web")
 	line := m.show("deploy/web")
 	if len(line.Holders) != 1 || line.Holders[0].Owner.Reason != "because" ||
@@ -53,7 +53,7 @@ func TestRun_waitsForForeignRedisLock(t *testing.T) {
 	m := newMachine(t)
 	redis := testservers.StartRedis(t)
 	m.setenv("STILE_URL", "redis://"+redis.Addr())
-	redis.Do("SET", "demo", "v3ry-s3cret", "NX", "PX", "60000")
+	redis.Do("SET", "demo", "v3ry-s3cret", "NX", "PX", "600000")
 	shown := m.stile("show", "demo")
 	if shown.expectExit(0); !strings.Contains(shown.stdout.String(), "another kind of client") || strings.Contains(shown.stdout.String(), "v3ry") {
 		t.Errorf("show prints %s", shown.stdout)

@@ -25,7 +25,7 @@ func TestRun_redlock(t *testing.T) {
 	servers, url := redlock(t, 3)
 	m.setenv("STILE_URL", url)
 	servers[0].Pause() // must have no effect on the holder
-	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 60`, "demo")
+	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 1000`, "demo")
 
 	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held by`, fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
 	token := strings.TrimSpace(m.read("token"))
@@ -65,7 +65,7 @@ func TestRun_redlockMajorityLost(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	servers, url := redlock(t, 3)
-	holder := m.start(`: >started; sleep 60`, "--url", url, "--ttl", "8", "demo")
+	holder := m.start(`: >started; sleep 1000`, "--url", url, "--ttl", "8", "demo")
 	servers[1].Pause()
 	servers[2].Pause()
 	holder.expectExit(79, `"demo"`, "stopping the command")

@@ -207,7 +207,7 @@ func TestServe_locksSurviveKill(t *testing.T) {
 	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
 	url := s.readyValue("url")
-	const ttl = 45 * time.Second // 4/10 of it must be enough for a restart on a busy machine
+	const ttl = 90 * time.Second // 4/10 of it must be enough for a restart on a busy machine
 
 	cli := client(t, strings.TrimPrefix(url, "etcd://"))
 	lease, err := cli.Grant(t.Context(), 600) // no process renews this lease

@@ -350,14 +350,14 @@ func TestRun_suspendedBriefly(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.write("script", endableScript, 0o600)
 	c := m.startShell()
-	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 24 -k 9 demo -- sh script\n", stile, s.url))
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 120 -k 45 demo -- sh script\n", stile, s.url))
 	eventually(t, "start of the script", func() bool { return m.exists("started") })
 	c.typeKeys(ctrlZ)
 	c.awaitScreen("Stopped")
-	// This is longer than the 12.4 s after which the command would have to be stopped, and shorter
-	// than the 21.6 s after which the lock would be lost. Both are counted from the last renewal,
-	// which was a few seconds ago at most.
-	time.Sleep(12500 * time.Millisecond)
+	// This is longer than the 60.2 s after which the command would have to be stopped, and shorter
+	// than the 108 s after which the lock would be lost. Both are counted from the last renewal, which
+	// was a few seconds ago at most, or half a minute on a busy machine.
+	time.Sleep(61 * time.Second)
 	c.typeKeys("fg; echo code $?\n")
 	awaitRenewal(t, s.client(t), "demo")
 	m.endScript()
