@@ -82,8 +82,8 @@ func startHolder(t testing.TB, url, name string) *holder {
 	return h
 }
 
-// die kills the process, and leaves it a zombie. On a busy machine the server may receive the
-// declaration of its session only afterwards, and look for the process then.
+// die kills the process, and leaves a zombie, which the server can still find: on a busy machine it
+// may receive the declaration of the session only after the death.
 func (h *holder) die() { _ = h.Process.Kill() }
 
 func (h *holder) kill() {

@@ -2,5 +2,5 @@
 
 package patience
 
-// Factor is larger than what separates a busy machine from others.
+// Factor allows for a machine on which everything takes several times as long.
 const Factor = 4

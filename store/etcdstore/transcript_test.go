@@ -442,7 +442,7 @@ func (w *watchStream) RecvMsg(m any) error {
 		w.a.markRetried()
 	}
 	for _, ev := range resp.Events {
-		if w.a.leaving.Load() || hasObtained(ev.Kv.Value) { // the latter only a second after an admission
+		if w.a.leaving.Load() || hasObtained(ev.Kv.Value) { // put only if the lock is still held after a second
 			continue
 		}
 		did := "put"

@@ -419,8 +419,9 @@ func (w *testEnv) closeClients() {
 	}
 }
 
-// forget removes a closed session. Package testing keeps the function of a cleanup, and all that it
-// refers to, until the parent test has ended, and a session of ZooKeeper uses 1.5 MB.
+// forget removes a closed session, so that its memory is freed: package testing keeps the functions
+// of cleanups, and all that they refer to, until the parent test has ended. A closed session of
+// ZooKeeper has 1.5 MB.
 func (w *testEnv) forget(c *client) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
