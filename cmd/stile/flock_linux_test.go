@@ -91,7 +91,7 @@ func TestRun_timeoutScripts(t *testing.T) {
 // compare runs a script once with each of the variables, and checks that it prints the same.
 func compare(t *testing.T, script, url string, vars ...string) {
 	t.Helper()
-	var printed []string
+	var commands []*command
 	for _, v := range vars {
 		m := newMachine(t)
 		m.setenv("STILE_URL", url)
@@ -99,10 +99,12 @@ func compare(t *testing.T, script, url string, vars ...string) {
 		name, value, _ := strings.Cut(v, "=")
 		c.Env = append(c.Env, name+"="+value)
 		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", "export " + name + "; " + script}
-		c.spawn()
-		code := c.exitCode()
-		if code != 0 {
-			t.Errorf("with %s the script's exit code is %d: %s", v, code, c.stderr)
+		commands = append(commands, c.spawn())
+	}
+	var printed []string
+	for i, c := range commands {
+		if code := c.exitCode(); code != 0 {
+			t.Errorf("with %s the script's exit code is %d: %s", vars[i], code, c.stderr)
 		}
 		printed = append(printed, c.stdout.String())
 	}

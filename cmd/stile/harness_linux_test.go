@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set("test.parallel", "8")
+		_ = flag.Set("test.parallel", "16") // most tests wait most of the time
 	}
 	// Under nohup(1) and in the background of a script these signals are ignored, and all processes
 	// started here would inherit that. Calling Notify undoes it.
@@ -560,14 +560,20 @@ func remainingTTL(t *testing.T, cli *clientv3.Client, name string) time.Duration
 	return time.Duration(lease.TTL) * time.Second
 }
 
-// awaitRenewal waits until the session of the first entry in a lock's line is renewed: until its
-// remaining TTL has grown.
-func awaitRenewal(t *testing.T, cli *clientv3.Client, name string) {
+// sessionEnd returns the latest time at which the session of the first entry in a lock's line ends if
+// it is not renewed.
+func sessionEnd(t *testing.T, cli *clientv3.Client, name string) time.Time {
 	t.Helper()
-	last := remainingTTL(t, cli, name)
+	remaining := remainingTTL(t, cli, name) // in whole seconds, rounded down
+	return time.Now().Add(remaining + time.Second)
+}
+
+// awaitRenewal waits until the session of the first entry in a lock's line is renewed: until it ends
+// later than at end, which is a result of sessionEnd.
+func awaitRenewal(t *testing.T, cli *clientv3.Client, name string, end time.Time) {
+	t.Helper()
 	eventually(t, "renewal of the session", func() bool {
-		before := last
-		last = remainingTTL(t, cli, name)
-		return last > before
+		now := time.Now()
+		return now.Add(remainingTTL(t, cli, name)).After(end)
 	})
 }

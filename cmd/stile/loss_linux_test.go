@@ -194,10 +194,11 @@ func TestRun_shortOutage(t *testing.T) {
 	cli := s.client(t)
 	const ttl = time.Minute
 	c := m.start(endableScript, "--url", s.url, "--ttl", ttl.String(), "demo")
+	end := sessionEnd(t, cli, "demo")
 	pause(t, s.Process.Pid)
 	time.Sleep(ttl / 3) // a renewal is overdue now; the command would be stopped after another ttl/6 at the earliest
 	kill(t, s.Process.Pid, syscall.SIGCONT)
-	awaitRenewal(t, cli, "demo")
+	awaitRenewal(t, cli, "demo", end)
 	m.endScript()
 	c.expectExit(0)
 }

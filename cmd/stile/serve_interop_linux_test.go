@@ -231,7 +231,7 @@ func TestServe_locksSurviveKill(t *testing.T) {
 	}
 	m.expectHeld(url, "nightly")
 
-	awaitRenewal(t, cli, "demo") // without a renewal the hold would be lost at the end of the TTL
+	awaitRenewal(t, cli, "demo", sessionEnd(t, cli, "demo")) // without it the hold would be lost at the end of the TTL
 	m.endScript()
 	holder.expectExit(0)
 	waiter.expectExit(0)

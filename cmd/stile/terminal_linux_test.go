@@ -348,18 +348,20 @@ func TestRun_handlesTSTP(t *testing.T) {
 func TestRun_suspendedBriefly(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
+	cli := s.client(t)
 	m.write("script", endableScript, 0o600)
 	c := m.startShell()
-	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 120 -k 45 demo -- sh script\n", stile, s.url))
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 90 -k 33 demo -- sh script\n", stile, s.url))
 	eventually(t, "start of the script", func() bool { return m.exists("started") })
 	c.typeKeys(ctrlZ)
 	c.awaitScreen("Stopped")
-	// This is longer than the 60.2 s after which the command would have to be stopped, and shorter
-	// than the 108 s after which the lock would be lost. Both are counted from the last renewal, which
-	// was a few seconds ago at most, or half a minute on a busy machine.
-	time.Sleep(61 * time.Second)
+	// This is longer than the 47.7 s after which the command would be stopped if it were not suspended,
+	// and shorter than the 81 s after which the lock would be lost. Both are counted from the last
+	// renewal, which was a few seconds ago at most, or half a minute on a busy machine.
+	time.Sleep(48 * time.Second)
+	end := sessionEnd(t, cli, "demo")
 	c.typeKeys("fg; echo code $?\n")
-	awaitRenewal(t, s.client(t), "demo")
+	awaitRenewal(t, cli, "demo", end)
 	m.endScript()
 	c.awaitScreen("code 0")
 }
