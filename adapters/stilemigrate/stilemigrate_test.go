@@ -186,13 +186,13 @@ func TestDriver_conformance(t *testing.T) {
 	})
 }
 
-// newPatient returns a Migrate that waits for the lock as long as necessary.
+// newPatient returns a Migrate that waits for the lock longer than a busy machine takes.
 func newPatient(t *testing.T, driver database.Driver, mutex *stile.Mutex) *migrate.Migrate {
 	t.Helper()
 	d := stilemigrate.New(driver, mutex)
-	d.LockTimeout = time.Hour
+	d.LockTimeout = 4 * time.Minute
 	m := newMigrate(t, d)
-	m.LockTimeout = 2 * time.Hour
+	m.LockTimeout = 5 * time.Minute
 	return m
 }
 

@@ -153,7 +153,7 @@ func TestElect_signals(t *testing.T) {
 		t.Parallel()
 		m, s := newMachine(t), shared(t)
 		m.setenv("STILE_URL", s.url)
-		c := m.elect("--ttl", longTTL, "-k", "18", "--signal", "USR1", "--reason", "tests", "--label", "team=web", "api", "--", "sh", "-c",
+		c := m.elect("-k", "110", "--signal", "USR1", "--reason", "tests", "--label", "team=web", "api", "--", "sh", "-c",
 			`exec 2>/dev/null; trap 'echo TERM >>got' TERM; trap 'echo USR1 >>got; exit' USR1; echo >>starts; `+sleepLoop)
 		m.awaitStarts(1)
 		if o := m.show("api").Holders[0].Owner; o.Reason != "tests" || o.Labels["team"] != "web" {

@@ -352,6 +352,8 @@ func (m *machine) runCommand(args ...string) *command {
 	return m.command(append([]string{"run"}, args...)...)
 }
 
+// longTTL is a TTL that no test waits for: a waiter that is admitted earlier has not waited for the
+// session to expire.
 const longTTL = "300"
 
 // run runs stile run and waits until it ends.

@@ -203,7 +203,7 @@ func TestWatchdog_releasesAll(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	_, pid := m.startUnderReaper("touch started; "+sleepLoop, "--ttl", maxTTL, "--all", "a", "b")
+	_, pid := m.startUnderReaper("touch started; "+sleepLoop, "--ttl", longTTL, "--all", "a", "b")
 	awaitWatchdog(t, pid)
 	kill(t, pid, syscall.SIGKILL)
 	m.run("--all", "b", "a", "--", "true").expectExit(0)

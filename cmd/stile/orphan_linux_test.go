@@ -80,10 +80,6 @@ func (m *machine) startUnderReaper(script string, args ...string) (c *command, p
 	return c, m.readPID("stile.pid")
 }
 
-// maxTTL is a TTL that no test waits for: a waiter that is admitted earlier has not waited for the
-// session to expire.
-const maxTTL = "300"
-
 // orphansScript writes the time repeatedly, and so do processes that it starts: in its process
 // group, in another group, and in another session without a parent.
 var orphansScript = `
@@ -124,7 +120,7 @@ func TestWatchdog_releasesOnceCommandIsDead(t *testing.T) {
 			if name == "local" { // the server has to be started outside the reaper
 				m.stile("ls").expectExit(0)
 			}
-			_, pid := m.startUnderReaper(orphansScript, "--ttl", maxTTL, "demo")
+			_, pid := m.startUnderReaper(orphansScript, "--ttl", longTTL, "demo")
 			watchdog := awaitWatchdog(t, pid)
 			next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
 			eventually(t, "a waiter", func() bool { return len(m.show("demo").Waiters) == 1 || name == "redlock" })
@@ -144,7 +140,7 @@ func TestWatchdog_keepsLockOfUnknownProcess(t *testing.T) {
 	m.setenv("STILE_URL", s.url)
 	_, pid := m.startUnderReaper(`env -i setsid sh -c 'echo $$ >hidden.pid; exec sleep 1000' &
 		until test -s hidden.pid; do sleep 0.02; done
-		echo $$ >child.pid; touch started; wait; sleep 1000`, "--ttl", maxTTL, "demo")
+		echo $$ >child.pid; touch started; wait; sleep 1000`, "--ttl", longTTL, "demo")
 	hidden, child := m.readPID("hidden.pid"), m.readPID("child.pid")
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -174,7 +170,7 @@ func TestWatchdog_nestedRun(t *testing.T) {
 	m.setenv("STILE_URL", s.url)
 	m.write("inner", `sh -c 'while :; do `+uptimeScript(">>inner.ticks")+`; sleep 0.1; done' &
 		echo $PPID >inner.pid; until test -s inner.ticks; do sleep 0.02; done; touch started; wait`, 0o600)
-	_, pid := m.startUnderReaper(`"`+stile+`" run --ttl `+maxTTL+` inner -- sh inner`, "--ttl", maxTTL, "outer")
+	_, pid := m.startUnderReaper(`"`+stile+`" run --ttl `+longTTL+` inner -- sh inner`, "--ttl", longTTL, "outer")
 	awaitWatchdog(t, pid)
 	watchdog := awaitWatchdog(t, m.readPID("inner.pid"))
 	next := m.startWaiter(1, "outer")
@@ -199,7 +195,7 @@ func TestWatchdog_lockOfAnotherHolder(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	_, pid := m.startUnderReaper(sleepScript, "--ttl", maxTTL, "demo")
+	_, pid := m.startUnderReaper(sleepScript, "--ttl", longTTL, "demo")
 	watchdog := awaitWatchdog(t, pid)
 	token := m.show("demo").Holders[0].Token
 	pause(t, watchdog)
@@ -234,7 +230,7 @@ func TestWatchdog_minHold(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	_, pid := m.startUnderReaper("echo $$ >child.pid; "+sleepScript, "--ttl", maxTTL, "--min-hold", "1000", "demo")
+	_, pid := m.startUnderReaper("echo $$ >child.pid; "+sleepScript, "--ttl", longTTL, "--min-hold", "1000", "demo")
 	awaitWatchdog(t, pid)
 	kill(t, pid, syscall.SIGKILL)
 	child := m.readPID("child.pid")
@@ -247,7 +243,7 @@ func TestWatchdog_replacedWhenKilled(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	c, pid := m.startUnderReaper(sleepScript, "-v", "--ttl", maxTTL, "demo")
+	c, pid := m.startUnderReaper(sleepScript, "-v", "--ttl", longTTL, "demo")
 	first := awaitWatchdog(t, pid)
 	awaitIgnoredSignals(t, first)
 	kill(t, first, syscall.SIGTERM) // as systemd does with all processes of a service
@@ -324,7 +320,7 @@ func TestWatchdog_hidesPasswords(t *testing.T) {
 			m := m.forSubtest(t)
 			m.setenv("STILE_URL", url)
 			lock := strings.ReplaceAll(name, " ", "-")
-			_, pid := m.startUnderReaper(sleepScript, "--ttl", maxTTL, lock)
+			_, pid := m.startUnderReaper(sleepScript, "--ttl", longTTL, lock)
 			watchdog := awaitWatchdog(t, pid)
 			for _, file := range []string{"cmdline", "environ"} {
 				text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(watchdog), file))

@@ -61,6 +61,7 @@ func TestRun_waitsForForeignRedisLock(t *testing.T) {
 	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held`)
 	m.stile("break", "demo").expectExit(125, "delete its key")
 	next := m.runCommand("demo", "--", "true").spawn()
+	eventually(t, "waiter", func() bool { return len(m.show("demo").Waiters) == 1 })
 	redis.Do("DEL", "demo")
 	next.expectExit(0)
 }

@@ -157,10 +157,10 @@ func TestTether_othersKeepLock(t *testing.T) {
 	m.setenv("STILE_URL", "local:")
 	client := newClient(t, url)
 
-	run := m.start("touch started; exec sleep 1000", "--ttl", maxTTL, "run")
+	run := m.start("touch started; exec sleep 1000", "--ttl", longTTL, "run")
 	kill(t, awaitWatchdog(t, run.Process.Pid), syscall.SIGKILL)
 	run.signal(syscall.SIGKILL)
-	hold, _ := m.hold("--ttl", maxTTL, "hold")
+	hold, _ := m.hold("--ttl", longTTL, "hold")
 	hold.signal(syscall.SIGKILL)
 	stopped := startHolder(t, url, "stopped")
 	pause(t, stopped.Process.Pid)
@@ -219,7 +219,7 @@ func BenchmarkCrash(b *testing.B) {
 	}{
 		{"tethered", func(m *machine, url, name string) int { return startHolder(b, url, name).Process.Pid }},
 		{"run", func(m *machine, _, name string) int {
-			run := m.start("touch started; exec sleep 1000", "--url", "local:", "--ttl", maxTTL, name)
+			run := m.start("touch started; exec sleep 1000", "--url", "local:", "--ttl", longTTL, name)
 			awaitWatchdog(m.t, run.Process.Pid)
 			return run.Process.Pid
 		}},

@@ -33,9 +33,16 @@ func TestHealth_limitsConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	await := func() {
+		select {
+		case <-asked:
+		case <-time.After(3 * time.Minute):
+			t.Fatalf("no request was read from a connection within the limit of %d", healthConnections)
+		}
+	}
 	for range healthConnections {
 		ask()
-		<-asked
+		await()
 	}
 	ask()
 	select {
@@ -44,5 +51,5 @@ func TestHealth_limitsConnections(t *testing.T) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	answer <- struct{}{}
-	<-asked
+	await()
 }

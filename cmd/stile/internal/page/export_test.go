@@ -17,5 +17,5 @@ const (
 	MaxUnproven    = maxUnproven
 )
 
-// SetLongTimeouts makes a page close no connection because of time. It must be called before Serve.
+// SetLongTimeouts makes a page close no connection that waits for a request. It must be called before Serve.
 func SetLongTimeouts(p *Page) { p.timeouts = timeouts{header: time.Hour, idle: time.Hour} }
