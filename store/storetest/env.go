@@ -330,11 +330,11 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 }
 
 // confirmNow confirms the session, with the timeout of any call. On a busy machine the connection
-// may end, so there are three attempts.
+// may end, so there are three attempts if the test runs in real time.
 func (c *client) confirmNow() error {
 	for attempt := 1; ; attempt++ {
 		err := c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace)
-		if err == nil || errors.Is(err, store.ErrSessionLost) || attempt == 3 {
+		if err == nil || errors.Is(err, store.ErrSessionLost) || c.w.h.Run != nil || attempt == 3 {
 			return err
 		}
 	}

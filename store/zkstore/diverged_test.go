@@ -262,6 +262,7 @@ func TestWaiter_entryAheadLeavesAtCheck(t *testing.T) {
 	if err := se.Confirm(t.Context()); err != nil { // the answer has been received
 		t.Error(err)
 	}
+	time.Sleep(300 * time.Millisecond) // time in which a defective store would leave the server
 	m.checkStayed(t, &log)
 }
 

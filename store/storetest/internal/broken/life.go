@@ -70,6 +70,19 @@ func lifeBugs() []Bug {
 			Plant:  cachingConfirm,
 		},
 		{
+			Name:   "reports every other confirmation as failed",
+			Caught: "life/the terms grant at least the requested TTL and a smaller slack",
+			Plant: func(m *memstore.Store) store.Store {
+				var calls atomic.Int64
+				return withConfirm(m, func(ctx context.Context, s store.Session) error {
+					if err := s.Confirm(ctx); err != nil || calls.Add(1)%2 == 0 {
+						return err
+					}
+					return errors.New("no answer")
+				})
+			},
+		},
+		{
 			Name:   "confirms sessions that have ended",
 			Caught: "life/an expired session that was confirmed before cannot be confirmed again",
 			Plant: func(m *memstore.Store) store.Store {

@@ -133,6 +133,18 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
+			Name:   "does not know the outcome of WithdrawAfter with zero or less",
+			Caught: "outlast/WithdrawAfter with zero or less is a withdrawal",
+			Plant: func(m *memstore.Store) store.Store {
+				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
+					if err := inner.Extensions().WithdrawAfter(ctx, d); err != nil || d > 0 {
+						return err
+					}
+					return store.ErrNotKnown
+				})
+			},
+		},
+		{
 			Name:   "withdraws the session's outlasting entry on the next Enqueue",
 			Caught: behind,
 			Plant: func(m *memstore.Store) store.Store {
