@@ -3,6 +3,7 @@ package redlockstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strconv"
 	"strings"
@@ -249,33 +250,43 @@ func TestWithdrawAfter_confirmationDoesNotRenew(t *testing.T) {
 	if err := first.Extensions().WithdrawAfter(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	ticket, _ := hold(t, se, "lock")
-	everywhere(t, se, servers, "lock")
-	for _, p := range proxies {
-		p.CutReplies()
-	}
-	inTime := func() (n int) {
-		for _, r := range servers {
-			if ms, _ := r.Do("PTTL", "lock").AsInt64(); ms <= 40000 {
-				n++
-			}
+	// The store waits five seconds for replies. On a busy machine that may be too short, so it is tried again.
+	for attempt := 1; ; attempt++ {
+		name := fmt.Sprintf("lock %d", attempt)
+		ticket, _ := hold(t, se, name)
+		everywhere(t, se, servers, name)
+		cut := time.Now()
+		for _, p := range proxies {
+			p.CutReplies()
 		}
-		return n
-	}
-	extended, confirmed := make(chan error, 1), make(chan error, 1)
-	go func() { extended <- ticket.Extensions().WithdrawAfter(t.Context(), 35*time.Second) }()
-	eventually(t, "the masters have set its time", func() bool { return inTime() == 3 })
-	before := scriptsRun(servers)
-	go func() { confirmed <- se.Confirm(t.Context()) }()
-	eventually(t, "the masters have confirmed the session", func() bool { return scriptsRun(servers) >= before+3 })
-	for _, p := range proxies {
-		p.Release()
-	}
-	if err := errors.Join(<-extended, <-confirmed); err != nil {
-		t.Fatal(err)
-	}
-	if n := inTime(); n != 3 {
-		t.Errorf("%d masters have kept its time, want 3", n)
+		inTime := func() (n int) {
+			for _, r := range servers {
+				if ms, _ := r.Do("PTTL", name).AsInt64(); ms <= 40000 {
+					n++
+				}
+			}
+			return n
+		}
+		extended, confirmed := make(chan error, 1), make(chan error, 1)
+		go func() { extended <- ticket.Extensions().WithdrawAfter(t.Context(), 35*time.Second) }()
+		eventually(t, "the masters have set its time", func() bool { return inTime() == 3 })
+		before := scriptsRun(servers)
+		go func() { confirmed <- se.Confirm(t.Context()) }()
+		eventually(t, "the masters have confirmed the session", func() bool { return scriptsRun(servers) >= before+3 })
+		for _, p := range proxies {
+			p.Release()
+		}
+		err := errors.Join(<-extended, <-confirmed)
+		if err != nil && time.Since(cut) > 4*time.Second && attempt < 5 {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := inTime(); n != 3 {
+			t.Errorf("%d masters have kept its time, want 3", n)
+		}
+		return
 	}
 }
 
