@@ -129,7 +129,7 @@ func newCrowd(t *testing.T, cli *clientv3.Client, prefix string, random *rand.Ra
 	c := &crowd{orders: make(map[string][]uint64), limits: make(map[string]int)}
 	var leases []clientv3.LeaseID
 	for range 3 {
-		granted, err := cli.Grant(t.Context(), int64(etcdstore.MaxTTL.Seconds()))
+		granted, err := cli.Grant(t.Context(), 3600)
 		if err != nil {
 			t.Fatal(err)
 		}
