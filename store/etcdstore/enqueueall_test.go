@@ -63,7 +63,7 @@ func TestEnqueueAll_afterUnansweredRequest(t *testing.T) {
 				names := []string{newName(t), newName(t), newName(t)}
 				st := newStore(t, cli, "")
 				se := openSession(t, st)
-				f := handleFirstTxn(func(send func() error) error {
+				f := handleTxn(1, func(send func() error) error {
 					tt.first(t, names, send)
 					return errLost
 				})
@@ -161,7 +161,7 @@ func TestEnqueueAll_tryOvertaken(t *testing.T) {
 		switch {
 		case request == "Range":
 			released.Do(func() { holder.withdraw(t) })
-		case request == "Txn" && txns.Add(1) == 2:
+		case request == "Txn" && txns.Add(1) >= 2:
 			overtaken.Do(func() { enqueue(t, other, names[1]) })
 		}
 		return send()
@@ -324,7 +324,7 @@ func TestEnqueueAll_overwritten(t *testing.T) {
 	direct, names := server(t).Client(t), []string{newName(t), newName(t)}
 	st := newStore(t, cli, "")
 	se := openSession(t, st)
-	f := handleFirstTxn(func(send func() error) error {
+	f := handleTxn(1, func(send func() error) error {
 		checkNoError(t, send())
 		keys := keysUnder(t, direct, names[1])
 		if _, err := direct.Put(context.Background(), keys[0], "overwritten", clientv3.WithIgnoreLease()); err != nil {

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"path"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,6 +26,9 @@ import (
 //
 // ctx is the store's context. It may end before send returns, because the store gives up slow
 // requests and repeats them; send ignores that and waits for the reply.
+//
+// request is the method's name, or "Txn that reads" for a Txn that writes nothing. With it a test finds the
+// request that it means, though a busy machine may repeat those before it.
 type handler func(ctx context.Context, request string, send func() error) error
 
 // interceptedClient returns a client of the shared server, and the handler of its requests; without
@@ -48,7 +54,11 @@ func interceptedClientAt(
 		// The client may use its own reply again once it has given up the request, so send fills
 		// a copy.
 		var answered atomic.Value
-		err := (*f)(ctx, path.Base(method), func() error {
+		request := path.Base(method)
+		if txn, ok := req.(*pb.TxnRequest); ok && !writes(txn) {
+			request = "Txn that reads"
+		}
+		err := (*f)(ctx, request, func() error {
 			copied := proto.Clone(reply.(proto.Message))
 			err := invoke(context.WithoutCancel(ctx), method, req, copied, cc)
 			answered.Store(copied)
@@ -63,6 +73,11 @@ func interceptedClientAt(
 		Endpoints:   []string{endpoint},
 		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(append(first, interceptor)...)},
 	}), &intercept
+}
+
+// writes reports whether a Txn may put or delete a key.
+func writes(txn *pb.TxnRequest) bool {
+	return slices.ContainsFunc(slices.Concat(txn.Success, txn.Failure), func(op *pb.RequestOp) bool { return op.GetRequestRange() == nil })
 }
 
 var errLost = status.Error(codes.Unavailable, "message lost")
@@ -86,6 +101,10 @@ func TestEnqueue_entryInDoubtVanishes(t *testing.T) {
 	release(t, lock(t, a, newName(t))) // opens the session
 	var txns atomic.Int32
 	var deleted atomic.Bool
+	remove := sync.OnceFunc(func() {
+		removeKeys(t, name)
+		deleted.Store(true)
+	})
 	f := handler(func(_ context.Context, request string, send func() error) error {
 		switch {
 		case request == "Txn":
@@ -93,8 +112,8 @@ func TestEnqueue_entryInDoubtVanishes(t *testing.T) {
 				_ = send()
 				return errLost
 			}
-		case request == "Range" && !deleted.Swap(true):
-			removeKeys(t, name)
+		case request == "Range":
+			remove()
 		}
 		return send()
 	})
@@ -213,13 +232,8 @@ func TestTry_namesHolder(t *testing.T) {
 	if _, err := server(t).Client(t).Put(t.Context(), stray, ""); err != nil {
 		t.Fatal(err)
 	}
-	var txns atomic.Int32
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		if request == "Txn" {
-			if txns.Add(1) == 2 {
-				enqueue(t, other, name).await(t, store.Admitted)
-			}
-		}
+	f := handleTxn(2, func(send func() error) error {
+		enqueue(t, other, name).await(t, store.Admitted)
 		return send()
 	})
 	intercept.Store(&f)

@@ -148,14 +148,9 @@ func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	c := newLockDelayClient(t, newStore(t, cli, ""), longTTL, time.Minute)
-	release(t, lock(t, c, newName(t))) // opens the session
-	var txns atomic.Int32
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		if request == "Txn" {
-			if txns.Add(1) == 2 {
-				removeKeys(t, name)
-			}
-		}
+	release(t, lock(t, c, newName(t)))                // opens the session
+	f := handleTxn(2, func(send func() error) error { // the first one inserts the entry
+		removeKeys(t, name)
 		return send()
 	})
 	intercept.Store(&f)

@@ -1,11 +1,13 @@
 package etcdstore_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -121,14 +123,7 @@ func TestClaimNumber_replyLost(t *testing.T) {
 	name := newName(t)
 	cli, intercept := interceptedClient(t)
 	j := holdSlot(t, openSession(t, newStore(t, cli, "")), name, 2)
-	var requests atomic.Int32
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		err := send()
-		if request == "Txn" && requests.Add(1) == 2 { // the first one reads
-			return errLost
-		}
-		return err
-	})
+	f := handleTxn(1, func(send func() error) error { return cmp.Or(send(), errLost) })
 	intercept.Store(&f)
 	if n := j.claim(t); n != 0 {
 		t.Errorf("number: got %d, want 0", n)
@@ -143,18 +138,16 @@ func TestClaimNumber_replyLost(t *testing.T) {
 // the client repeats it.
 func captureClaim(intercept *atomic.Pointer[handler], before func()) *lateRequest {
 	l := &lateRequest{pending: make(chan func() error, 1)}
-	var requests atomic.Int32
+	once := sync.OnceFunc(before)
 	f := handler(func(ctx context.Context, request string, send func() error) error {
-		if request != "Txn" {
-			return send()
-		}
-		switch requests.Add(1) {
-		case 2: // the first one reads
+		switch {
+		case request != "Txn":
+		case !l.captured.Swap(true):
 			l.pending <- send
 			<-ctx.Done() // the client gives it up
 			return ctx.Err()
-		case 3:
-			before()
+		default:
+			once()
 		}
 		return send()
 	})
@@ -267,14 +260,7 @@ func TestSetLimit_replyLost(t *testing.T) {
 	name := newName(t)
 	cli, intercept := interceptedClient(t)
 	st := newStore(t, cli, "")
-	var requests atomic.Int32
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		err := send()
-		if request == "Txn" && requests.Add(1) == 2 { // the first one reads
-			return errLost
-		}
-		return err
-	})
+	f := handleTxn(1, func(send func() error) error { return cmp.Or(send(), errLost) })
 	intercept.Store(&f)
 	if err := st.Capabilities().SetLimit(t.Context(), name, 4); err != nil {
 		t.Fatal(err)

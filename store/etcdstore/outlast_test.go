@@ -218,12 +218,9 @@ func TestWithdrawAfter_newLeaseVanishes(t *testing.T) {
 	se := openSession(t, newStore(t, cli, ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
-	var revoked atomic.Bool
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		if request == "Txn" && !revoked.Swap(true) {
-			if _, err := direct.Revoke(t.Context(), grants.leaseIDs()[0]); err != nil {
-				t.Error(err)
-			}
+	f := handleTxn(1, func(send func() error) error {
+		if _, err := direct.Revoke(t.Context(), grants.leaseIDs()[0]); err != nil {
+			t.Error(err)
 		}
 		return send()
 	})

@@ -1,10 +1,8 @@
 package etcdstore_test
 
 import (
-	"context"
 	"errors"
 	"slices"
-	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -86,22 +84,20 @@ func TestSetRecord_replyLost(t *testing.T) {
 		cli, intercept := interceptedClient(t)
 		j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 		j.await(t, store.Admitted)
-		var requests atomic.Int32
-		f := handler(func(_ context.Context, request string, send func() error) error {
-			err := send()
-			if request == "Txn" && requests.Add(1) == 2 { // the first one reads
-				direct := server(t).Client(t)
-				if _, err := direct.Delete(t.Context(), j.Extensions().Key); err != nil {
-					t.Error(err)
-				}
-				if replaced {
-					next := enqueue(t, openSession(t, newStore(t, direct, "")), name)
-					next.await(t, store.Admitted)
-					setRecord(t, next, "next")
-				}
-				return errLost
+		f := handleTxn(1, func(send func() error) error {
+			if err := send(); err != nil {
+				t.Error(err)
 			}
-			return err
+			direct := server(t).Client(t)
+			if _, err := direct.Delete(t.Context(), j.Extensions().Key); err != nil {
+				t.Error(err)
+			}
+			if replaced {
+				next := enqueue(t, openSession(t, newStore(t, direct, "")), name)
+				next.await(t, store.Admitted)
+				setRecord(t, next, "next")
+			}
+			return errLost
 		})
 		intercept.Store(&f)
 		err := j.Extensions().SetRecord(t.Context(), []byte("value"))
@@ -164,12 +160,9 @@ func TestSetRecord_entryRemovedMeanwhile(t *testing.T) {
 	cli, intercept := interceptedClient(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 	j.await(t, store.Admitted)
-	var requests atomic.Int32
-	f := handler(func(_ context.Context, request string, send func() error) error {
-		if request == "Txn" && requests.Add(1) == 2 {
-			if _, err := server(t).Client(t).Delete(t.Context(), j.Extensions().Key); err != nil {
-				t.Error(err)
-			}
+	f := handleTxn(1, func(send func() error) error {
+		if _, err := server(t).Client(t).Delete(t.Context(), j.Extensions().Key); err != nil {
+			t.Error(err)
 		}
 		return send()
 	})

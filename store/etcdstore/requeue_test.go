@@ -39,7 +39,7 @@ func TestRequeue_afterUnansweredRequest(t *testing.T) {
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			order := j.await(t, store.Admitted).Order
-			f := handleFirstTxn(func(send func() error) error {
+			f := handleTxn(1, func(send func() error) error {
 				tt.first(t, name, send)
 				return errLost
 			})

@@ -63,7 +63,7 @@ func TestWithdraw_afterUnansweredRequest(t *testing.T) {
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			j.await(t, store.Admitted)
-			f := handleFirstTxn(func(send func() error) error {
+			f := handleTxn(1, func(send func() error) error {
 				tt.first(t, name, send)
 				return errLost
 			})
@@ -86,7 +86,7 @@ func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 	j.await(t, store.Admitted)
-	f := handleFirstTxn(func(send func() error) error {
+	f := handleTxn(1, func(send func() error) error {
 		checkNoError(t, send())
 		removeKeys(t, name)
 		return errLost
@@ -252,18 +252,20 @@ func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 	intercept.Store(nil)
 }
 
-// handleFirstTxn returns a handler that calls handle for the first Txn. Other Txns are sent after
-// that, because the store sends a second one when the first is slow.
-func handleFirstTxn(handle func(send func() error) error) handler {
-	var started atomic.Bool
+// handleTxn returns a handler that calls handle for the nth Txn that writes. Those after it are sent after
+// that, because the store repeats a request that is slow.
+func handleTxn(nth int32, handle func(send func() error) error) handler {
+	var txns atomic.Int32
 	done := make(chan struct{})
 	return func(_ context.Context, request string, send func() error) error {
-		switch {
-		case request != "Txn":
-		case !started.Swap(true):
+		if request != "Txn" {
+			return send()
+		}
+		switch n := txns.Add(1); {
+		case n == nth:
 			defer close(done)
 			return handle(send)
-		default:
+		case n > nth:
 			<-done
 		}
 		return send()
