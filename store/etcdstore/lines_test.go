@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -229,20 +230,23 @@ func TestLines_oneRevision(t *testing.T) {
 			moveEntry(t, direct, granted.ID, "none", first)
 
 			cli, intercept := interceptedClientAt(t, e.Endpoint())
-			moved := false
-			f := handler(func(_ context.Context, request string, send func() error) error {
-				if request == "Txn" && !moved { // the first page has been read
-					moved = true
-					moveEntry(t, direct, granted.ID, first, second)
-					if compacted {
-						resp, err := direct.Get(t.Context(), "x")
-						if err == nil {
-							_, err = direct.Compact(t.Context(), resp.Header.Revision)
-						}
-						if err != nil {
-							t.Error(err)
-						}
+			var moved atomic.Bool
+			move := sync.OnceFunc(func() {
+				moveEntry(t, direct, granted.ID, first, second)
+				if compacted {
+					resp, err := direct.Get(t.Context(), "x")
+					if err == nil {
+						_, err = direct.Compact(t.Context(), resp.Header.Revision)
 					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				moved.Store(true)
+			})
+			f := handler(func(_ context.Context, request string, send func() error) error {
+				if request == "Txn that reads" { // the first page has been read
+					move()
 				}
 				return send()
 			})
@@ -251,7 +255,7 @@ func TestLines_oneRevision(t *testing.T) {
 			st.SetPageSizes(1, 1, 1<<20)
 			moveEntry(t, direct, granted.ID, "none", fmt.Sprintf("y/%x", granted.ID)) // so that the page is not the last
 			lines, err := store.CollectLines(st.Lines(t.Context(), ""))
-			if err != nil || !moved || len(lines) != 2 || lines[0].Name != "x" || len(lines[0].Entries) != 1 {
+			if err != nil || !moved.Load() || len(lines) != 2 || lines[0].Name != "x" || len(lines[0].Entries) != 1 {
 				t.Errorf("got %+v, %v; want x with one entry, and y", lines, err)
 			}
 		})
