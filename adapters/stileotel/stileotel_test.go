@@ -575,6 +575,11 @@ func (m badMeter) Float64Gauge(string, ...metric.Float64GaugeOption) (metric.Flo
 func TestRedis(t *testing.T) {
 	addr := testservers.StartRedis(t).Addr()
 	tel := newTelemetry(t, stileotel.Options{Contentions: true})
+	record, recorded := tel.hooks.Contended, make(chan struct{})
+	tel.hooks.Contended = func(ctx context.Context, e stile.ContentionEvent) {
+		record(ctx, e)
+		close(recorded)
+	}
 	open := func() *stile.Client {
 		cli, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableRetry: true, DisableCache: true})
 		if err != nil {
@@ -594,7 +599,7 @@ func TestRedis(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-h.Contended()
+	<-recorded // an event cannot be added to the span of a hold that has ended
 	release(t, h)
 	next, err := p.Wait(ctx)
 	if err != nil {
