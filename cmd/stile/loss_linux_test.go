@@ -328,11 +328,11 @@ func testStileStopped(t *testing.T, argument, name string) {
 func TestWatchdog_killsDescendants(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.start("sleep 1000 & echo $! >pid; touch started; wait", "--url", s.url, "demo")
-	pid := m.readPID("pid")
-	watchdog := awaitWatchdog(t, c.Process.Pid)
-	c.signal(syscall.SIGKILL)
-	eventually(t, "end of the grandchild", func() bool { return !running(pid) })
+	_, pid := m.startUnderReaper("sleep 1000 & echo $! >grandchild.pid; touch started; wait", "--url", s.url, "demo")
+	grandchild := m.readPID("grandchild.pid")
+	watchdog := awaitWatchdog(t, pid)
+	kill(t, pid, syscall.SIGKILL)
+	eventually(t, "end of the grandchild", func() bool { return !running(grandchild) })
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 

@@ -287,9 +287,13 @@ func (r *tutorial) terminal(number string) *terminalShell {
 	}
 	defer keyboard.Close()
 	sh := &terminalShell{m: r.m, keys: keys, screen: newOutput(t), done: make(chan struct{})}
-	bash := exec.Command("bash", "/dev/fd/3")
-	bash.Env, bash.Dir = append(slices.Clone(r.m.vars), "PWD="+r.repo), r.repo
-	bash.ExtraFiles = []*os.File{keyboard}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bash := exec.Command(self, "sh", "-c", "exec bash /dev/fd/3 3<&0 </dev/null") // under a reaper of its own
+	bash.Env, bash.Dir = append(slices.Clone(r.m.vars), "PWD="+r.repo, reaperVar+"="+r.m.path("terminal"+number+".pid")), r.repo
+	bash.Stdin = keyboard
 	bash.Stdout, bash.Stderr = sh.screen.file, sh.screen.file
 	bash.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := bash.Start(); err != nil {
