@@ -21,9 +21,10 @@ import (
 const reaperVar = "STILE_TEST_REAPER"
 
 // reap runs a command and becomes the parent of all orphans below it, as the init of a container
-// does. So orphans of other tests cannot look like processes of the command. Every test needs it
-// that waits for what a watchdog does after the command is dead. It waits for all children and
-// returns the exit code of the command.
+// does. It waits for all children and returns the exit code of the command. A test that waits for
+// what a watchdog does after the command's death needs a reaper: a watchdog also waits for orphans
+// of other tests if they have the same parent, because it cannot know whether they belong to its
+// command.
 func reap(file string, args []string) int {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		panic(err)
