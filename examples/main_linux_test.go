@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -105,7 +106,7 @@ func newSite(t *testing.T) *site {
 	if err := os.Mkdir(s.path("bin"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := storeurl.Open(t.Context(), s.url, nil)
+	conn, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), s.url, nil) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 // runRole runs a process until its standard input ends.
 func runRole(role string) error {
 	ctx := context.Background()
-	conn, err := storeurl.Open(ctx, os.Getenv(urlVar), nil)
+	conn, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(ctx, os.Getenv(urlVar), nil) })
 	if err != nil {
 		return err
 	}

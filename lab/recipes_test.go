@@ -41,7 +41,7 @@ var backends = []backend{
 
 func openStore(t *testing.T, url string) store.Store {
 	t.Helper()
-	conn, err := storeurl.Open(t.Context(), url, nil)
+	conn, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), url, nil) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/internal/filelock"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -431,7 +432,7 @@ func TestLocal_staysForGoProgram(t *testing.T) {
 	}
 	const idle = 500 * time.Millisecond
 	server := m.startBackground(socket, idle)
-	opened, err := storeurl.Open(t.Context(), "local:", nil)
+	opened, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), "local:", nil) })
 	searching.Unlock()
 	if err != nil {
 		t.Fatal(err)

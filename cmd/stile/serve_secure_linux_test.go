@@ -151,7 +151,7 @@ func TestServe_exampleTeamsAreSeparate(t *testing.T) {
 	m.run("--url", bobURLOfRed, "backup", "--", "true").expectExit(125, "permission denied")
 
 	// A client of ann with a lock delay has an internal key of Stile while it holds a lock.
-	opened, err := storeurl.Open(t.Context(), annURL, nil)
+	opened, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), annURL, nil) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	lib "github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -37,7 +38,7 @@ func holdTethered(url, name string) {
 
 // openClient opens a client with a TTL that no test waits for.
 func openClient(ctx context.Context, url string, opts *storeurl.Options) (*lib.Client, error) {
-	opened, err := storeurl.Open(ctx, url, opts)
+	opened, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(ctx, url, opts) })
 	if err != nil {
 		return nil, err
 	}

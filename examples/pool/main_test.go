@@ -114,7 +114,8 @@ func TestPool_usesTheLimit(t *testing.T) {
 
 // On a real server slots stay closed, too, and all are released.
 func TestPool_redis(t *testing.T) {
-	conn, err := storeurl.Open(t.Context(), "redis://"+testservers.StartRedis(t).Addr(), nil)
+	redis := testservers.StartRedis(t)
+	conn, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), "redis://"+redis.Addr(), nil) })
 	if err != nil {
 		t.Fatal(err)
 	}

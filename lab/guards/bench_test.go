@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/lab/guards"
 	"github.com/stilelock/stile/storeurl"
 )
@@ -22,7 +23,7 @@ func BenchmarkGuards(b *testing.B) {
 			ctx := context.Background()
 			s := serversFor(b, kind, writerProgram(b))
 			guarded, plain := openJournal(b, kind, newName(), s), openJournal(b, kind, newName(), s)
-			locks, err := storeurl.Open(ctx, kind.Locks(s), nil)
+			locks, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(ctx, kind.Locks(s), nil) })
 			if err != nil {
 				b.Fatal(err)
 			}

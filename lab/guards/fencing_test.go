@@ -29,6 +29,7 @@ import (
 	"github.com/stilelock/stile/guard/httpguard"
 	"github.com/stilelock/stile/guard/s3guard"
 	"github.com/stilelock/stile/guard/sqlguard"
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/lab/guards"
 	"github.com/stilelock/stile/store/etcdstore/etcdguard"
 	"github.com/stilelock/stile/store/redisstore/redisguard"
@@ -221,7 +222,7 @@ func TestFencing_goCode(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := serversFor(t, kind, writer)
-			locks, err := storeurl.Open(t.Context(), kind.Locks(s), nil)
+			locks, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), kind.Locks(s), nil) })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -59,16 +60,9 @@ func TestStart_allKinds(t *testing.T) {
 					t.Errorf("%s is at %s, its proxy at %s: got direct address %s, address %s", s, s.Addr(), s.Proxy().Addr(), c.DirectAddrs()[i], c.Addrs()[i])
 				}
 			}
-			// Open gives up after five seconds, too soon for a busy machine.
-			eventually(t, "the store at "+c.URL()+" opens", func() bool {
-				opened, err := storeurl.Open(t.Context(), c.URL(), nil)
-				if err != nil {
-					t.Logf("open %s: %v", c.URL(), err)
-					return false
-				}
-				must(t, opened.Close())
-				return true
-			})
+			opened, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), c.URL(), nil) })
+			must(t, err)
+			must(t, opened.Close())
 			for program, version := range c.Versions(t.Context()) {
 				if !strings.ContainsAny(version, "0123456789") {
 					t.Errorf("%s: got version %q", program, version)

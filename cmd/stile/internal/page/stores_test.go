@@ -47,7 +47,7 @@ func TestStores_embeddedEtcd(t *testing.T) {
 func TestStores_redis(t *testing.T) {
 	t.Parallel()
 	redis := testservers.StartRedis(t)
-	opened, err := storeurl.Open(t.Context(), "redis://"+redis.Addr(), nil)
+	opened, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), "redis://"+redis.Addr(), nil) })
 	if err != nil {
 		t.Fatal(err)
 	}

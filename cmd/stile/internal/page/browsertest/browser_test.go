@@ -147,7 +147,7 @@ func newWorld(t testing.TB, configure func(*page.Config)) *world {
 	t.Helper()
 	startBrowser(t) // skips the test without one
 	w := &world{TB: t, redis: testservers.StartRedis(t)}
-	conn, err := storeurl.Open(t.Context(), "redis://"+w.redis.Addr(), nil)
+	conn, err := testservers.Retry(func() (*storeurl.Conn, error) { return storeurl.Open(t.Context(), "redis://"+w.redis.Addr(), nil) })
 	if err != nil {
 		t.Fatal(err)
 	}
