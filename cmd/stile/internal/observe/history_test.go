@@ -1,7 +1,13 @@
+//go:build !race
+
+// Long tests of data that one goroutine uses at a time. make test runs them without the race detector, which
+// would find nothing in them.
+
 package observe
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -80,5 +86,52 @@ func TestHistory_busyLocksInTurn(t *testing.T) {
 		if r.forgotten && r.events != nil && r.number+maxRecent <= h.last {
 			t.Fatalf("the events of update %d of %d are kept", r.number, h.last)
 		}
+	}
+}
+
+// The history is bounded in bytes, however large owners are, and however many events an update has.
+func TestHistory_largeOwners(t *testing.T) {
+	for _, of := range []struct {
+		what    string
+		updates int
+		names   int
+		events  int // of an update
+	}{
+		{"of one name", 2 * maxPerName, 1, 1},
+		{"of many names", 20_000, 20_000, 1},
+		{"of many entries at once", 50, 50, 1000},
+		{"of more entries at once than are kept", 10, 1, 5000},
+	} {
+		t.Run(of.what, func(t *testing.T) {
+			before, h, now, token := heap(), newHistory(), time.Now(), uint64(0)
+			for i := range of.updates {
+				events := make([]Event, of.events)
+				for j := range events {
+					token++
+					events[j].Step = Step{Waits, largeEntry(token)}
+				}
+				h.add(fmt.Sprint("line", i%of.names), now, events)
+				h.forget(now)
+			}
+			limit, bytes := maxBytes, 0
+			for _, r := range h.records {
+				bytes += SizeOfEvents(r.events)
+			}
+			if bytes != h.bytes || bytes > limit {
+				t.Errorf("the events have %d bytes, %d counted, want at most %d", bytes, h.bytes, limit)
+			}
+			if of.names == 1 {
+				if n := SizeOfEvents(h.of("line0")); n > maxBytesPerName {
+					t.Errorf("the events of one name have %d bytes, want at most %d", n, maxBytesPerName)
+				}
+			}
+			if used := heap() - before; used > limit+10<<20 {
+				t.Errorf("the history takes %d bytes, want at most %d", used, limit)
+			}
+			if _, known := h.since(h.last); !known {
+				t.Error("the last update is not known")
+			}
+			runtime.KeepAlive(h)
+		})
 	}
 }

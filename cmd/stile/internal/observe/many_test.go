@@ -39,36 +39,6 @@ func TestObserver_leasesOfManySessions(t *testing.T) {
 	}
 }
 
-// What is kept for blame is bounded in a long line whose holders are all different.
-func TestBlame_ofLongLine(t *testing.T) {
-	c := newCharges()
-	now := time.Now()
-	const n = 300
-	entries := make([]stile.Entry, 0, 2*n)
-	for i := range 2 * n {
-		entries = append(entries, stile.Entry{Token: uint64(i + 1), Session: fmt.Sprint(i), Owner: stile.Owner{Host: "host", User: "user", Command: "deploy", Reason: fmt.Sprint("build ", i)}})
-	}
-	c.change(NoEntries("a"), stile.Line{Name: "a", Holders: entries[:1], Waiters: entries[1:n]}, nil, now)
-	line := func(i int) stile.Line {
-		return stile.Line{Name: "a", Holders: entries[i : i+1], Waiters: entries[i+1 : i+n]}
-	}
-	kept := 0
-	for i := range n {
-		now = now.Add(10 * time.Millisecond)
-		var events []Event
-		for _, s := range Steps(line(i), line(i+1)) {
-			events = append(events, Event{Step: s})
-		}
-		c.change(line(i), line(i+1), events, now)
-	}
-	for _, w := range c.lines["a"].waits {
-		kept += len(w)
-	}
-	if kept > 100*n {
-		t.Errorf("%d records are kept for %d waiters", kept, n-1)
-	}
-}
-
 // A change that is applied late does not charge again what Blame has charged since.
 func TestBlame_lateChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
