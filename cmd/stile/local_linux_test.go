@@ -404,14 +404,11 @@ func TestLocal_goProgram(t *testing.T) {
 }
 
 func TestLocal_goProgramStartsNoServer(t *testing.T) {
-	t.Parallel()
 	m := newMachine(t)
-	c := &command{Cmd: exec.Command("env", goProgram("demo")[1:]...), m: m, stdout: newOutput(t), stderr: newOutput(t), done: make(chan struct{})}
-	c.Env, c.Stdout, c.Stderr = append(m.vars, "STILE_URL=local:"), c.stdout.file, c.stderr.file
-	if code := c.spawn().exitCode(); code != 1 {
-		t.Errorf("got exit code %d, want 1", code)
-	}
-	if got := c.stdout.String(); !strings.Contains(got, "no local server runs") || !strings.Contains(got, "STILE_URL=local: stile ls") {
+	t.Setenv("HOME", m.dir)
+	t.Setenv("XDG_STATE_HOME", "")
+	_, err := storeurl.Open(t.Context(), "local:", nil)
+	if got := fmt.Sprint(err); !strings.Contains(got, "no local server runs") || !strings.Contains(got, "STILE_URL=local: stile ls") {
 		t.Errorf("the error does not say what to do: %s", got)
 	}
 	if _, err := os.Lstat(m.path(".local")); err == nil {
