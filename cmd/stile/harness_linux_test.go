@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,6 +60,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
+		defer killLeft()
 		defer common.stop()
 		os.Setenv("TMPDIR", dir)
 		stile = filepath.Join(dir, "stile")
@@ -70,6 +72,20 @@ func TestMain(m *testing.M) {
 		}
 		return m.Run()
 	}())
+}
+
+// killLeft kills the processes of the program under test that are left. A watchdog may wait for the
+// TTL, which is longer than the tests.
+func killLeft() {
+	programs, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, link := range programs {
+		if program, err := os.Readlink(link); err != nil || program != stile {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link))); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
 }
 
 // inMemory returns a directory for temporary files in memory, or "" if there is none with enough
@@ -291,7 +307,7 @@ func (c *command) exitCode() int {
 func (c *command) expectExit(code int, parts ...string) {
 	c.m.t.Helper()
 	if got := c.exitCode(); got != code {
-		c.m.t.Errorf("%v: exit code %d, want %d; stderr: %s", c.Args[1:], got, code, c.stderr)
+		c.m.t.Errorf("%v: %v, want exit code %d; stderr: %s", c.Args[1:], c.ProcessState, code, c.stderr)
 	}
 	stderr := c.stderr.String()
 	for _, part := range parts {
@@ -311,6 +327,34 @@ func (c *command) signal(sig syscall.Signal) {
 	if err := c.Process.Signal(sig); err != nil {
 		c.m.t.Fatal(err)
 	}
+}
+
+// ipSockets returns the lines of a process's TCP and UDP sockets in the tables in /proc.
+func ipSockets(t testing.TB, pid int) []string {
+	t.Helper()
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil || len(fds) == 0 {
+		t.Fatalf("process %d has no open files: %v", pid, err)
+	}
+	own := map[string]bool{}
+	for _, fd := range fds {
+		target, _ := os.Readlink(fd) // fails if it was just closed
+		own[target] = true
+	}
+	var found []string
+	for _, table := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			const inode = 9
+			if f := strings.Fields(line); len(f) > inode && own["socket:["+f[inode]+"]"] {
+				found = append(found, table+line)
+			}
+		}
+	}
+	return found
 }
 
 func kill(t testing.TB, pid int, sig syscall.Signal) {

@@ -452,27 +452,8 @@ func TestLocal_listensOnSocketOnly(t *testing.T) {
 	m := newMachine(t)
 	m.run("demo", "--", "true").expectExit(0)
 	pid := m.serverPID()
-	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil || len(fds) == 0 {
-		t.Fatalf("the server has no open files: %v", err)
-	}
-	sockets := map[string]bool{}
-	for _, fd := range fds {
-		if target, err := os.Readlink(fd); err == nil {
-			sockets[target] = true
-		}
-	}
-	for _, table := range []string{"tcp", "tcp6", "udp", "udp6"} {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(text)) {
-			const inode = 9
-			if f := strings.Fields(line); len(f) > inode && sockets["socket:["+f[inode]+"]"] {
-				t.Errorf("the server has a %s socket: %s", table, line)
-			}
-		}
+	for _, line := range ipSockets(t, pid) {
+		t.Errorf("the server has a socket: %s", line)
 	}
 	if info, err := os.Stat(m.home()); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%s: got %v, %v, want mode 0700", m.home(), info, err)

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,9 +21,8 @@ import (
 // closes no connection.
 type proxy struct {
 	net.Listener
-	ctx      context.Context
-	cut      context.CancelFunc
-	accepted atomic.Bool // a client has connected
+	ctx context.Context
+	cut context.CancelFunc
 }
 
 func newProxy(t *testing.T, to string) *proxy {
@@ -45,7 +43,6 @@ func newProxy(t *testing.T, to string) *proxy {
 			if err != nil {
 				return
 			}
-			p.accepted.Store(true)
 			outbound, err := net.Dial("tcp", to)
 			if err != nil {
 				inbound.Close()

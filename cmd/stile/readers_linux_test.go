@@ -620,9 +620,8 @@ func TestWait_signals(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.start(sleepScript, "--url", s.url, "demo")
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		p := newProxy(t, s.endpoint())
-		c := m.command("wait", "--url", s.urlVia(p), "demo").spawn()
-		eventually(t, "a connection", p.accepted.Load) // by then the command handles signals
+		c := m.command("wait", "--url", s.url, "demo").spawn()
+		eventually(t, "a connection", func() bool { return len(ipSockets(t, c.Process.Pid)) > 0 }) // by then the command handles signals
 		c.signal(sig)
 		c.expectExit(128 + int(sig))
 	}
