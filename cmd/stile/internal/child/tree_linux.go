@@ -94,11 +94,18 @@ func started(pid int) uint64 {
 	return p.started
 }
 
-// inGroup reports whether a process is in the command's group. The group's number may be reused
-// once the group is empty. A process with that number as its id but another start time is not the
-// command.
-func (t Tree) inGroup(p process) bool {
-	return p.group == t.Group && p.started >= t.Started && (p.pid != t.Group || t.Started == 0 || p.started == t.Started)
+// hasGroup reports whether the command's group may still exist, given all processes. A process id is
+// not used again while a group with that number exists (POSIX.1-2024, Process ID), so an id with
+// another start time shows that the group has ended.
+func (t Tree) hasGroup(all []process) bool {
+	found := false
+	for _, p := range all {
+		if p.pid == t.Group && p.started != t.Started {
+			return false
+		}
+		found = found || p.group == t.Group
+	}
+	return found
 }
 
 // isMarked reports whether the mark is in the environment that a process was started with. It is
@@ -163,12 +170,16 @@ func (t Tree) End(reaper int, giveUp func() bool) bool {
 	}
 	t.killGroup()
 	for emptyScans := 0; ; {
-		known, unsure, err := t.alive(reaper)
+		all, err := processes()
+		if _, ok := readProcess(1); err != nil || !ok { // /proc may not show the processes of other users
+			return false
+		}
+		known, unsure := t.alive(all, reaper)
 		for _, pid := range known {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		switch {
-		case err != nil || giveUp():
+		case giveUp():
 			return false
 		case len(known)+len(unsure) > 0:
 			emptyScans = 0
@@ -181,28 +192,26 @@ func (t Tree) End(reaper int, giveUp func() bool) bool {
 	}
 }
 
-// alive returns the live processes of the tree, and those that may belong to it.
-func (t Tree) alive(reaper int) (known, unsure []int, err error) {
-	all, err := processes()
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, ok := readProcess(1); !ok {
-		return nil, nil, errHidden
+// alive returns the live processes of the tree, and those that may belong to it. Once the command's
+// group does not exist, alive forgets its number: End may wait for minutes, and others may get it.
+func (t *Tree) alive(all []process, reaper int) (known, unsure []int) {
+	if !t.hasGroup(all) {
+		t.Group = noGroup
 	}
 	for _, p := range all {
 		switch {
 		case p.dead:
-		case t.inGroup(p) || t.isMarked(p):
+		case p.group == t.Group || t.isMarked(p):
 			known = append(known, p.pid)
 		case t.mayInclude(p, reaper):
 			unsure = append(unsure, p.pid)
 		}
 	}
-	return known, unsure, nil
+	return known, unsure
 }
 
-var errHidden = errors.New("/proc does not show the processes of other users")
+// noGroup is the group of no process.
+const noGroup = -1
 
 // mayInclude reports whether a process may belong to the tree although nothing identifies it.
 func (t Tree) mayInclude(p process, reaper int) bool {
