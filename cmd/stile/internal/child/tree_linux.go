@@ -94,18 +94,13 @@ func started(pid int) uint64 {
 	return p.started
 }
 
-// hasGroup reports whether the command's group may still exist, given all processes. A process id is
-// not used again while a group with that number exists (POSIX.1-2024, Process ID), so an id with
-// another start time shows that the group has ended.
-func (t Tree) hasGroup(all []process) bool {
-	found := false
-	for _, p := range all {
-		if p.pid == t.Group && p.started != t.Started {
-			return false
-		}
-		found = found || p.group == t.Group
+// groupEnded reports whether the command's group has ended, so that others may have got its number. A
+// process id is not used again while a group has it (POSIX.1-2024, XBD 4.17).
+func (t Tree) groupEnded() bool {
+	if p, ok := readProcess(t.Group); ok {
+		return t.Started != 0 && p.started != t.Started
 	}
-	return found
+	return errors.Is(unix.Kill(-t.Group, 0), unix.ESRCH)
 }
 
 // isMarked reports whether the mark is in the environment that a process was started with. It is
@@ -147,10 +142,9 @@ func (t Tree) Kill() {
 	}
 }
 
-// killGroup kills the process group, unless its number was reused.
+// killGroup kills the process group, unless it has ended.
 func (t Tree) killGroup() {
-	leader, ok := readProcess(t.Group)
-	if !ok || t.Started == 0 || leader.started == t.Started {
+	if !t.groupEnded() {
 		_ = unix.Kill(-t.Group, unix.SIGKILL)
 	}
 }
@@ -169,12 +163,14 @@ func (t Tree) End(reaper int, giveUp func() bool) bool {
 		return false
 	}
 	t.killGroup()
+	ended := false // the group; it stays so, although others may get its number during the minutes that this may take
 	for emptyScans := 0; ; {
 		all, err := processes()
 		if _, ok := readProcess(1); err != nil || !ok { // /proc may not show the processes of other users
 			return false
 		}
-		known, unsure := t.alive(all, reaper)
+		ended = ended || t.groupEnded()
+		known, unsure := t.alive(all, ended, reaper)
 		for _, pid := range known {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
@@ -192,16 +188,13 @@ func (t Tree) End(reaper int, giveUp func() bool) bool {
 	}
 }
 
-// alive returns the live processes of the tree, and those that may belong to it. Once the command's
-// group does not exist, alive forgets its number: End may wait for minutes, and others may get it.
-func (t *Tree) alive(all []process, reaper int) (known, unsure []int) {
-	if !t.hasGroup(all) {
-		t.Group = noGroup
-	}
+// alive returns the processes of the tree that are alive, and those that may belong to it. If the
+// command's group has ended, its number identifies nothing.
+func (t Tree) alive(all []process, ended bool, reaper int) (known, unsure []int) {
 	for _, p := range all {
 		switch {
 		case p.dead:
-		case p.group == t.Group || t.isMarked(p):
+		case p.group == t.Group && !ended || t.isMarked(p):
 			known = append(known, p.pid)
 		case t.mayInclude(p, reaper):
 			unsure = append(unsure, p.pid)
@@ -209,9 +202,6 @@ func (t *Tree) alive(all []process, reaper int) (known, unsure []int) {
 	}
 	return known, unsure
 }
-
-// noGroup is the group of no process.
-const noGroup = -1
 
 // mayInclude reports whether a process may belong to the tree although nothing identifies it.
 func (t Tree) mayInclude(p process, reaper int) bool {

@@ -6,14 +6,17 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// noReaper is the parent of no process.
+const noReaper = -1
+
 // startGroup starts a shell in a new process group with a child, and returns both.
 func startGroup(t *testing.T) (leader *exec.Cmd, member int) {
 	t.Helper()
-	// The shell writes when its child exists, and then waits for it.
 	leader = exec.Command("sh", "-c", "sleep 1000 & echo $!; wait")
 	leader.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdout, err := leader.StdoutPipe()
@@ -23,14 +26,22 @@ func startGroup(t *testing.T) (leader *exec.Cmd, member int) {
 	if err := leader.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = unix.Kill(-leader.Process.Pid, unix.SIGKILL)
-		_ = leader.Wait()
-	})
+	t.Cleanup(func() { _ = leader.Wait() })
 	if _, err := fmt.Fscan(stdout, &member); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		for _, pid := range []int{leader.Process.Pid, member} {
+			if p, _ := readProcess(pid); p.group == leader.Process.Pid {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+	})
 	return leader, member
+}
+
+func treeOf(leader *exec.Cmd) Tree {
+	return Tree{Group: leader.Process.Pid, Started: started(leader.Process.Pid)}
 }
 
 func isAlive(pid int) bool {
@@ -38,13 +49,19 @@ func isAlive(pid int) bool {
 	return ok && !p.dead
 }
 
-// noReaper is the parent of no process that these tests start, nor of orphans of other tests.
-const noReaper = 0
+// end calls End, which never gives up if it is broken.
+func end(t *testing.T, tree Tree) bool {
+	t.Helper()
+	if !isAlive(1) {
+		t.Skip("SKIPPED, NOT TESTED: /proc hides processes of other users")
+	}
+	deadline := time.Now().Add(time.Minute)
+	return tree.End(noReaper, func() bool { return time.Now().After(deadline) })
+}
 
 func TestTree_endKillsGroup(t *testing.T) {
 	leader, member := startGroup(t)
-	tree := Tree{Group: leader.Process.Pid, Started: started(leader.Process.Pid)}
-	if !tree.End(noReaper, func() bool { return false }) {
+	if !end(t, treeOf(leader)) {
 		t.Error("got false, want true: all processes are dead")
 	}
 	if isAlive(leader.Process.Pid) || isAlive(member) {
@@ -52,38 +69,64 @@ func TestTree_endKillsGroup(t *testing.T) {
 	}
 }
 
-// A group that has the number of a command's earlier group is left alone, with all its members.
-func TestTree_endSparesGroupOfOthers(t *testing.T) {
+// A later group that has got the number of the command's group is spared.
+func TestTree_endSparesLaterGroup(t *testing.T) {
 	leader, member := startGroup(t)
-	earlier := Tree{Group: leader.Process.Pid, Started: started(leader.Process.Pid) - 1}
-	if !earlier.End(noReaper, func() bool { return false }) {
+	earlier := treeOf(leader)
+	earlier.Started--
+	if !end(t, earlier) {
 		t.Error("got false, want true: no process of the tree exists")
 	}
 	if !isAlive(leader.Process.Pid) || !isAlive(member) {
-		t.Error("a process of another group was killed")
+		t.Error("a process of the later group was killed")
 	}
 }
 
-// When the group has ended, its number may belong to others whose first process has ended too.
-func TestTree_forgetsGroup(t *testing.T) {
-	const number, other = 1 << 30, 1<<30 + 1 // no such processes exist
-	tree := Tree{Group: number, Started: 100}
-	member := process{pid: other, parent: 1, group: number, started: 101}
-	if known, _ := tree.alive([]process{member}, 0); !slices.Equal(known, []int{other}) {
-		t.Errorf("got %d, want the member of the command's group, whose first process has ended", known)
+// The later group's first process may have ended, so End remembers that the command's group has ended.
+func TestTree_aliveAfterGroupEnded(t *testing.T) {
+	tree := Tree{Group: 1 << 30, Started: 100} // no such process exists
+	all := []process{{pid: 1<<30 + 1, parent: 1, group: tree.Group, started: 101}}
+	if known, _ := tree.alive(all, false, noReaper); !slices.Equal(known, []int{1<<30 + 1}) {
+		t.Errorf("got %d, want the member of the group", known)
 	}
-	member.dead = true
-	if known, _ := tree.alive([]process{member}, 0); len(known) > 0 {
-		t.Errorf("got %d, want no dead process", known)
+	if known, unsure := tree.alive(all, true, noReaper); len(known)+len(unsure) > 0 {
+		t.Errorf("got %d and %d, want nothing: the member belongs to others", known, unsure)
 	}
-	member.dead = false
-	if known, _ := tree.alive([]process{member}, 0); !slices.Equal(known, []int{other}) {
-		t.Errorf("got %d, want the member: a process that was not reaped keeps the number in use", known)
+}
+
+func TestTree_groupEnded(t *testing.T) {
+	leader, member := startGroup(t)
+	tree := treeOf(leader)
+	if tree.groupEnded() {
+		t.Error("with all processes: got true")
 	}
-	if known, _ := tree.alive(nil, 0); len(known) > 0 {
-		t.Errorf("got %d, want nothing", known)
+	earlier := Tree{Group: tree.Group, Started: tree.Started - 1}
+	if !earlier.groupEnded() {
+		t.Error("with a process that has the number since: got false")
 	}
-	if known, _ := tree.alive([]process{member}, 0); len(known) > 0 {
-		t.Errorf("got %d, want nothing: the group had ended, so this one is of others", known)
+	if err := unix.Kill(leader.Process.Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for isAlive(leader.Process.Pid) {
+		time.Sleep(time.Millisecond)
+	}
+	if tree.groupEnded() {
+		t.Error("with a dead leader that was not waited for: got true")
+	}
+	_ = leader.Wait() // returns the signal as an error
+	if !isAlive(member) || tree.groupEnded() {
+		t.Error("without the leader: got true")
+	}
+	// A member that is an orphan is waited for by others, perhaps never.
+	leader = exec.Command("sleep", "1000")
+	leader.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := leader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tree = treeOf(leader)
+	_ = leader.Process.Kill()
+	_ = leader.Wait()
+	if !tree.groupEnded() {
+		t.Error("without any process: got false")
 	}
 }

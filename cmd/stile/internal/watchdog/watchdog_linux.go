@@ -31,8 +31,7 @@ type Watchdog struct {
 }
 
 // Start starts a watchdog for a command that may run until a deadline, as with [Watchdog.Until].
-// The watchdog must be closed before the command's process group number can be reused: while the
-// command has not been waited for.
+// The watchdog must be closed when the command has ended: others may get the number of its process group.
 func Start(c Target, deadline time.Duration) (_ *Watchdog, err error) {
 	defer func() {
 		if err != nil {
