@@ -3,4 +3,4 @@
 package patience
 
 // Factor allows for a machine on which everything takes several times as long.
-const Factor = 4
+const Factor = 8
