@@ -247,10 +247,11 @@ func connect(
 		Password:    password,
 		TLS:         tlsConfig,
 		DialTimeout: timeout,
-		// Keepalives detect a silent member after 13 s, even if no request is in flight.
+		// Keepalives detect a silent member after 13 s. A connection without a request must not be
+		// pinged (PermitWithoutStream): etcd ends it at the fourth ping, and gRPC then prints an error
+		// and pings all connections half as often.
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
-		PermitWithoutStream:  true,
 		Logger:               zap.NewNop(),
 		DialOptions:          options,
 	})

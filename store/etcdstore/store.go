@@ -85,7 +85,8 @@ var _ store.Store = (*Store)(nil)
 // requests go through them, except the renewals of leases, which use the connection directly.
 //
 // Set DialKeepAliveTime and DialKeepAliveTimeout in cli's configuration, so that a connection to an
-// unresponsive member is closed; New sets neither.
+// unresponsive member is closed; New sets neither. Leave PermitWithoutStream false: etcd ends a
+// connection that is pinged while it has no request.
 func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	if cli == nil {
 		return nil, errors.New("etcd store: no etcd client")
