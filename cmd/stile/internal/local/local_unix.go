@@ -26,11 +26,12 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/tether"
 	"github.com/stilelock/stile/internal/filelock"
 	"github.com/stilelock/stile/internal/localserver"
+	"github.com/stilelock/stile/internal/patience"
 )
 
 // startTimeout limits the start of a server. A start takes a tenth of a second, and a hundred times
 // that on an overloaded machine. A server that starts later is found by the next command.
-const startTimeout = 30 * time.Second
+const startTimeout = patience.Factor * 30 * time.Second
 
 // Ensure returns the server's URL in the form of package storeurl. It starts a server if none runs,
 // and reports whether it did. When Ensure returns without an error, the server has accepted a
