@@ -247,7 +247,7 @@ func TestRun_killAfterWhenLost(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	c := m.start(`trap '`+uptimeScript(">>signaled")+`' HUP; touch started; while :; do `+uptimeScript(">>alive")+`; sleep 0.1; done`,
-		"--url", s.url, "--ttl", "24", "-k", "9", "--signal", "HUP", "demo")
+		"--url", s.url, "--ttl", "60", "-k", "22", "--signal", "HUP", "demo")
 	pause(t, s.Process.Pid)
 	c.expectExit(79, "lost contact with the store", "stopping the command before lock")
 	signaled, alive := m.readTimes("signaled"), m.readTimes("alive")
@@ -255,7 +255,7 @@ func TestRun_killAfterWhenLost(t *testing.T) {
 		t.Fatalf("signaled at %v, want one signal", signaled)
 	}
 	if last := alive[len(alive)-1]; last-signaled[0] < 5.5 {
-		t.Errorf("signaled at %v, last alive at %v, want 9 s between them", signaled[0], last)
+		t.Errorf("signaled at %v, last alive at %v, want 22 s between them", signaled[0], last)
 	}
 }
 

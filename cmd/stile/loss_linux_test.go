@@ -145,16 +145,19 @@ func (m *machine) checkDeadBefore(next string, names ...string) {
 	}
 }
 
-// expiringTTL is the TTL of sessions that expire in a test. The command is killed when a tenth of
-// it is left, so a busy machine has 1.6 s for that.
-const expiringTTL = "16"
+// expiringTTL is the TTL of sessions that expire in a test. The command of a killedTTL must be dead
+// before that. It is killed when a tenth of the TTL is left, so a busy machine has 4 s for that.
+const (
+	expiringTTL = "16"
+	killedTTL   = "40"
+)
 
 // Promise: P6
 func TestRun_cutOffCommandDiesBeforeNextStarts(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	p := newProxy(t, s.endpoint())
-	previous := m.start(ignoreTermScript, "--url", s.urlVia(p), "--ttl", expiringTTL, "demo")
+	previous := m.start(ignoreTermScript, "--url", s.urlVia(p), "--ttl", killedTTL, "demo")
 	m.awaitFile("grandchild", "\n")
 	m.awaitFile("child", "\n")
 	next := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
@@ -166,6 +169,16 @@ func TestRun_cutOffCommandDiesBeforeNextStarts(t *testing.T) {
 	next.expectExit(0)
 	m.awaitCommandDead()
 	m.checkDeadBefore("next", "child", "grandchild")
+}
+
+// etcd ends a connection that is pinged while it has no request, at the fourth ping. The pings are ten
+// seconds apart, and gRPC prints an error then.
+func TestRun_idleConnections(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	direct, idle := s.endpoint(), newProxy(t, s.endpoint()).Addr().String()
+	url := strings.Replace(s.url, direct, direct+","+idle, 1)
+	m.run("--url", url, "demo", "--", "sleep", "45").expectExit(0)
 }
 
 // trapTermScript writes TERM to the file log when it gets SIGTERM, and ends.
@@ -304,7 +317,7 @@ func TestWatchdog_stileStopped(t *testing.T) {
 func testStileStopped(t *testing.T, argument, name string) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	previous := m.start(ignoreTermScript, "--ttl", expiringTTL, argument)
+	previous := m.start(ignoreTermScript, "--ttl", killedTTL, argument)
 	m.awaitFile("grandchild", "\n")
 	m.awaitFile("child", "\n")
 	watchdog := awaitWatchdog(t, previous.Process.Pid)

@@ -94,7 +94,7 @@ func TestWatchdog_stileStoppedOnRedis(t *testing.T) {
 	m := newMachine(t)
 	redis := testservers.StartRedis(t)
 	m.setenv("STILE_URL", "redis://"+redis.Addr())
-	old := m.start(ignoreTermScript, "--ttl", expiringTTL, "demo")
+	old := m.start(ignoreTermScript, "--ttl", killedTTL, "demo")
 	m.awaitFile("child", "\n")
 	m.awaitFile("grandchild", "\n")
 	watchdog := awaitWatchdog(t, old.Process.Pid)

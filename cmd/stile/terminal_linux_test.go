@@ -319,7 +319,7 @@ func TestRun_suspendedOutsideGroup(t *testing.T) {
 	m.write("inner", "echo $$ >inner.pid; while :; do "+uptimeScript(">>steps")+"; sleep 0.1; done", 0o600)
 	m.write("script", "echo $PPID >stile.pid; timeout 1000 sh inner; :", 0o600)
 	c := m.startShell()
-	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 16 demo -- sh script\n", stile, s.url))
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, killedTTL))
 	m.awaitFile("steps", "\n")
 	awaitWatchdog(t, m.readPID("stile.pid"))
 	c.typeKeys(ctrlZ)
