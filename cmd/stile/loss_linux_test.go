@@ -181,14 +181,15 @@ func TestRun_idleConnections(t *testing.T) {
 	m.run("--url", url, "demo", "--", "sleep", "45").expectExit(0)
 }
 
-// trapTermScript writes TERM to the file log when it gets SIGTERM, and ends.
+// trapTermScript writes TERM to the file log when it gets SIGTERM, and ends. On a busy machine that
+// may take longer than the default of --kill-after.
 const trapTermScript = `trap 'echo TERM >>log; exit 0' TERM; touch started; ` + sleepLoop
 
 // Promise: P6
 func TestRun_frozenStore(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	previous := m.start(trapTermScript, "--url", s.url, "--ttl", expiringTTL, "demo")
+	previous := m.start(trapTermScript, "--url", s.url, "--ttl", "60", "-k", "22", "demo")
 	pause(t, s.Process.Pid)
 	previous.expectExit(79, `"demo"`, "lost contact with the store")
 	if got := m.read("log"); got != "TERM\n" {
@@ -225,7 +226,7 @@ func TestRun_evicted(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	// The next renewal, which would also find the entry gone, is due 90 s after the first.
-	c := m.start(trapTermScript, "--url", s.url, "--ttl", "300", "demo")
+	c := m.start(trapTermScript, "--url", s.url, "--ttl", "300", "-k", "110", "demo")
 	evicted := time.Now()
 	evict(t, s.client(t), "demo")
 	c.expectExit(79, `lock "demo" was broken, or its lease expired; stopping the command`)
@@ -402,7 +403,7 @@ func TestWatchdog_keepsNothingOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inherited.Close()
-	const ttl = 15 * time.Second
+	const ttl = 20 * time.Second
 	c := m.runCommand("--url", s.url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "read end <end; exit 3")
 	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, like a shell's exec 7>, which may be the lock file of flock(1)
 	c.spawn()
@@ -424,6 +425,23 @@ func TestWatchdog_keepsNothingOpen(t *testing.T) {
 		t.Errorf("got environment %q, %v, want none", env, err)
 	}
 	time.Sleep(ttl) // the session is renewed meanwhile, and the watchdog gets the new deadlines
+	m.endScript()
+	c.expectExit(3)
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
+}
+
+// A watchdog that was stopped for longer than a TTL learns that the lock was renewed before it does
+// anything.
+func TestWatchdog_stoppedMeanwhile(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	const ttl = 20 * time.Second
+	c := m.start(endableScript+"; exit 3", "--url", s.url, "--ttl", ttl.String(), "demo")
+	watchdog := awaitWatchdog(t, c.Process.Pid)
+	pause(t, watchdog)
+	time.Sleep(ttl)
+	kill(t, watchdog, syscall.SIGCONT)
+	time.Sleep(time.Second) // enough for a wrong kill
 	m.endScript()
 	c.expectExit(3)
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })

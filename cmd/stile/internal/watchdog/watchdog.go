@@ -11,9 +11,8 @@
 package watchdog
 
 import (
-	"bufio"
 	"context"
-	"io"
+	"errors"
 	"strconv"
 	"time"
 
@@ -53,42 +52,43 @@ type Release func(ctx context.Context, c Target, safe <-chan struct{})
 // dismissal is the message that dismisses a watchdog.
 const dismissal = "over"
 
-// await runs in the watchdog. It reads deadlines from the pipe. It calls kill at the deadline and,
-// when the pipe ends, orphaned with the last deadline. It returns when it is dismissed. Deadlines
-// are on the clock now.
-func await(pipe io.Reader, now func() time.Duration, kill func(), orphaned func(deadline time.Duration)) {
-	messages := make(chan string)
-	go func() {
-		defer close(messages)
-		for lines := bufio.NewScanner(pipe); lines.Scan(); {
-			messages <- lines.Text()
-		}
-	}()
+var errNoMessage = errors.New("no message has been sent")
+
+// await runs in the watchdog. It calls kill at the deadline and, when the pipe ends, orphaned with
+// the last deadline. It returns when it is dismissed. Deadlines are on the clock now.
+//
+// receive returns the next message. If none has been sent when wait has passed, it returns
+// errNoMessage; any other error is the end of the pipe.
+//
+// The watchdog may stand still between any two lines, while the other process renews the lock and
+// sends later deadlines. So it kills only if it found the pipe empty after the deadline.
+func await(
+	receive func(wait time.Duration) (string, error), now func() time.Duration, kill func(), orphaned func(deadline time.Duration),
+) {
 	// Timers stand still while the machine is suspended, so check the clock regularly.
 	const maxWait = time.Second
 	var deadline time.Duration // zero means none
 	due := false
 	for {
-		left := maxWait
+		before, wait := now(), maxWait
 		if due {
-			left = min(deadline-now(), maxWait)
+			wait = min(max(deadline-before, 0), maxWait)
 		}
-		select {
-		case text, ok := <-messages:
-			if !ok {
-				orphaned(deadline)
-				return
-			}
-			if text == dismissal {
-				return
-			}
-			if d, err := strconv.ParseInt(text, 10, 64); err == nil {
-				deadline, due = time.Duration(d), d > 0
-			}
-		case <-time.After(left):
-			if due && now() >= deadline {
+		text, err := receive(wait)
+		switch {
+		case errors.Is(err, errNoMessage):
+			if due && before >= deadline {
 				kill()
 				due = false
+			}
+		case err != nil:
+			orphaned(deadline)
+			return
+		case text == dismissal:
+			return
+		default:
+			if d, err := strconv.ParseInt(text, 10, 64); err == nil {
+				deadline, due = time.Duration(d), d > 0
 			}
 		}
 	}

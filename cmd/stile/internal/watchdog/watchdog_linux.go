@@ -1,6 +1,7 @@
 package watchdog
 
 import (
+	"bytes"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -161,8 +162,43 @@ func Run(release Release) error {
 	// The end of a service or a login signals all of its processes. The watchdog has to go on until
 	// the lock's process dismisses it.
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
-	await(os.Stdin, uptime.Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
+	in := inbox{fd: int(os.Stdin.Fd())}
+	await(in.receive, uptime.Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
 	return nil
+}
+
+// inbox reads messages from a pipe.
+type inbox struct {
+	fd     int
+	unread []byte
+}
+
+// receive is the argument of [await].
+func (b *inbox) receive(wait time.Duration) (string, error) {
+	for end := time.Now().Add(wait); ; wait = max(time.Until(end), 0) {
+		if line, rest, ok := bytes.Cut(b.unread, []byte("\n")); ok {
+			b.unread = rest
+			return string(line), nil
+		}
+		ms := int((wait + time.Millisecond - 1) / time.Millisecond)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}, ms)
+		if err == nil && n == 0 {
+			return "", errNoMessage
+		}
+		buffer := make([]byte, 4096)
+		if err == nil {
+			n, err = unix.Read(b.fd, buffer)
+		}
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return "", err
+		case n == 0:
+			return "", io.EOF
+		default:
+			b.unread = append(b.unread, buffer[:n]...)
+		}
+	}
 }
 
 // orphaned kills the command after the process of the lock has ended, and then has the lock

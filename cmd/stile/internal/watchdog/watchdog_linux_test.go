@@ -1,9 +1,11 @@
 package watchdog
 
 import (
+	"errors"
 	"io"
 	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +52,31 @@ func TestWatchdog_doesNotBlock(t *testing.T) {
 	if err := w.pipe.Close(); err == nil {
 		t.Error("the pipe was still open after Close")
 	}
+}
+
+func TestInbox(t *testing.T) {
+	t.Parallel()
+	w, messages := pipes(t)
+	in := inbox{fd: int(messages.Fd())}
+	wants := func(text string, err error) {
+		t.Helper()
+		if gotText, gotErr := in.receive(0); gotText != text || !errors.Is(gotErr, err) {
+			t.Errorf("got %q, %v; want %q, %v", gotText, gotErr, text, err)
+		}
+	}
+	wants("", errNoMessage)
+	for i := range 10_000 { // more than one read
+		w.send(strconv.Itoa(i))
+		if i%1000 == 999 {
+			for j := i - 999; j <= i; j++ {
+				wants(strconv.Itoa(j), nil)
+			}
+			wants("", errNoMessage)
+		}
+	}
+	w.Close()
+	wants(dismissal, nil)
+	wants("", io.EOF)
 }
 
 // A charge may be larger than a pipe's buffer, and may not be UTF-8.
