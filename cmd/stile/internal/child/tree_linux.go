@@ -163,7 +163,7 @@ func (t Tree) End(reaper int, giveUp func() bool) bool {
 		return false
 	}
 	t.killGroup()
-	ended := false // the group; it stays so, although others may get its number during the minutes that this may take
+	ended := false // whether the group has ended; remembered, because others may get its number while End waits
 	for emptyScans := 0; ; {
 		all, err := processes()
 		if _, ok := readProcess(1); err != nil || !ok { // /proc may not show the processes of other users
