@@ -139,7 +139,7 @@ func TestRun_runTimeout(t *testing.T) {
 
 	t.Run("TERM", func(t *testing.T) {
 		m := machine(t)
-		m.start(`trap 'echo TERM >>log; exit 3' TERM; `+wait, "--run-timeout", limit, "term").
+		m.start(`trap 'echo TERM >>log; exit 3' TERM; `+wait, "--run-timeout", limit, "-k", "110", "term").
 			expectExit(124, `"term"`, "has run for 20s", "stopping it")
 		if got := m.read("log"); got != "TERM\n" {
 			t.Errorf("got log %q, want one TERM", got)
@@ -147,7 +147,7 @@ func TestRun_runTimeout(t *testing.T) {
 	})
 	t.Run("another signal", func(t *testing.T) {
 		m := machine(t)
-		m.start(`trap 'echo INT >>log; exit 3' INT; `+wait, "--run-timeout", limit, "--signal", "SIGINT", "int").
+		m.start(`trap 'echo INT >>log; exit 3' INT; `+wait, "--run-timeout", limit, "-k", "110", "--signal", "SIGINT", "int").
 			expectExit(124, "stopping it")
 		if got := m.read("log"); !strings.HasSuffix(got, "INT\n") {
 			t.Errorf("got log %q, want INT at its end", got)
@@ -207,7 +207,7 @@ func TestRun_unreadStderr(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := m.forSubtest(t)
-			c := m.runCommand("--url", s.url, "--run-timeout", "20", name, "--", "sh", "-c",
+			c := m.runCommand("--url", s.url, "--run-timeout", "20", "-k", "110", name, "--", "sh", "-c",
 				`trap 'echo TERM >`+name+`; exit' TERM; `+sleepLoop+` 2>/dev/null`)
 			c.Cmd.Stderr = pipe(t)
 			if code := c.spawn().exitCode(); code != 124 {

@@ -71,7 +71,7 @@ func TestRun_timeoutScripts(t *testing.T) {
 		t.Skipf("SKIPPED: this test needs timeout: %v", err)
 	}
 	const limit = `limit() { if test $TOOL = timeout; then timeout "$@"; else
-		duration=$1; shift; $TOOL run --run-timeout $duration x -- "$@"; fi; }; `
+		duration=$1; shift; $TOOL run --run-timeout $duration --ttl 300 -k 110 x -- "$@"; fi; }; `
 	for name, script := range map[string]string{
 		"in time":              `limit 300 sh -c 'echo done; exit 3'; echo $?`,
 		"too long":             `limit 0.3 sleep 60; echo $?`,

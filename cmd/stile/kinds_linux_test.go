@@ -163,7 +163,7 @@ func TestRun_allLosesOne(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	c := m.start(trapTermScript, "--all", "a", "b", "c")
+	c := m.start(trapTermScript, "-k", "110", "--all", "a", "b", "c")
 	token := strconv.FormatUint(m.show("b").Holders[0].Token, 10)
 	m.stile("break", "b", "--token", token).expectExit(0)
 	c.expectExit(79, `lock "b" was broken`, "stopping the command")

@@ -291,7 +291,7 @@ func TestBreak_holder(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	broken := m.start(trapTermScript, "demo")
+	broken := m.start(trapTermScript, "-k", "110", "demo")
 	next := m.startWaiter(1, "demo")
 	line := m.show("demo")
 	token, wrong := strconv.FormatUint(line.Holders[0].Token, 10), strconv.FormatUint(line.Holders[0].Token-256, 10)
