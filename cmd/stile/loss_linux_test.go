@@ -145,11 +145,12 @@ func (m *machine) checkDeadBefore(next string, names ...string) {
 	}
 }
 
-// expiringTTL is the TTL of sessions that expire in a test. The command of a killedTTL must be dead
-// before that. It is killed when a tenth of the TTL is left, so a busy machine has 4 s for that.
 const (
+	// expiringTTL is the TTL of sessions that expire in a test.
 	expiringTTL = "16"
-	killedTTL   = "40"
+	// killedTTL is the same for tests whose command must be dead before its session expires. The
+	// command is killed when a tenth of the TTL is left, so a busy machine has 4 s for that.
+	killedTTL = "40"
 )
 
 // Promise: P6
