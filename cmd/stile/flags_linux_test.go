@@ -241,24 +241,6 @@ func TestRun_invalidStopFlags(t *testing.T) {
 	m.run("--signal", "NOSUCH", "demo", "--", "true").expectExit(125, "--signal NOSUCH", "no such signal")
 }
 
-// When contact with the store is lost, a longer --kill-after moves the stop signal to an earlier
-// time. By default there are 5 s between the signal and SIGKILL.
-func TestRun_killAfterWhenLost(t *testing.T) {
-	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	c := m.start(`trap '`+uptimeScript(">>signaled")+`' HUP; touch started; while :; do `+uptimeScript(">>alive")+`; sleep 0.1; done`,
-		"--url", s.url, "--ttl", "60", "-k", "22", "--signal", "HUP", "demo")
-	pause(t, s.Process.Pid)
-	c.expectExit(79, "lost contact with the store", "stopping the command before lock")
-	signaled, alive := m.readTimes("signaled"), m.readTimes("alive")
-	if len(signaled) != 1 {
-		t.Fatalf("signaled at %v, want one signal", signaled)
-	}
-	if last := alive[len(alive)-1]; last-signaled[0] < 5.5 {
-		t.Errorf("signaled at %v, last alive at %v, want 22 s between them", signaled[0], last)
-	}
-}
-
 // Without -w there is no time limit, so a lost session is an error (125) and not a timeout (75).
 func TestRun_outageWhileWaiting(t *testing.T) {
 	t.Parallel()

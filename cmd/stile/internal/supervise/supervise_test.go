@@ -70,7 +70,7 @@ func (s *stage) wants(outcome Outcome, code int, parts ...string) {
 	s.Helper()
 	got, err := Run(s.job)
 	if got.Outcome != outcome || got.ExitCode != code || err != nil {
-		s.Errorf("got %+v, %v; want outcome %v, exit code %d", got, err, outcome, code)
+		s.Fatalf("got %+v, %v; want outcome %v, exit code %d", got, err, outcome, code)
 	}
 	if len(parts) == 0 {
 		s.messages <- ""
@@ -165,4 +165,19 @@ func TestRun_storeUnreachable(t *testing.T) {
 	s := newStage(t, ttl, "/bin/sh", "-c", `trap "" TERM; while :; do sleep 1; done`)
 	s.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("refused")} })
 	s.wants(Lost, 0, "(because)", `"demo"`)
+}
+
+// A confirmedHold is a hold that is lost in an hour.
+type confirmedHold struct{}
+
+func (confirmedHold) Valid() bool           { return true }
+func (confirmedHold) Deadline() time.Time   { return time.Now().Add(time.Hour) }
+func (confirmedHold) Lost() <-chan struct{} { return nil }
+func (confirmedHold) Err() error            { return nil }
+
+// The stop signal comes KillAfter before the hold is lost, and here that is now.
+func TestRun_killAfter(t *testing.T) {
+	s := newStage(t, stile.MaxTTL, "/bin/sleep", "10")
+	s.job.Hold, s.job.KillAfter = confirmedHold{}, time.Hour
+	s.wants(Lost, 0, `stopping the command before lock "demo" expires`)
 }
