@@ -167,7 +167,7 @@ func TestRun_storeUnreachable(t *testing.T) {
 	s.wants(Lost, 0, "(because)", `"demo"`)
 }
 
-// A confirmedHold is a hold that is lost in an hour.
+// A confirmedHold is a hold whose deadline is always an hour away.
 type confirmedHold struct{}
 
 func (confirmedHold) Valid() bool           { return true }
@@ -175,7 +175,7 @@ func (confirmedHold) Deadline() time.Time   { return time.Now().Add(time.Hour) }
 func (confirmedHold) Lost() <-chan struct{} { return nil }
 func (confirmedHold) Err() error            { return nil }
 
-// The stop signal comes KillAfter before the hold is lost, and here that is now.
+// The stop signal comes KillAfter before the deadline, so here at once.
 func TestRun_killAfter(t *testing.T) {
 	s := newStage(t, stile.MaxTTL, "/bin/sleep", "10")
 	s.job.Hold, s.job.KillAfter = confirmedHold{}, time.Hour
