@@ -597,19 +597,6 @@ func TestLocal_socketRemoved(t *testing.T) {
 	}
 }
 
-// Several machines may share a home directory on a network file system.
-func TestLocal_serverOnAnotherMachine(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t)
-	m.writeServerFile("999999999\n", "pid") // no process has that number
-	defer m.lockPIDFile().Unlock()
-	c := m.run("demo", "--", "true")
-	c.expectExit(125, "another machine", "XDG_STATE_HOME", "--url")
-	if stderr := c.stderr.String(); strings.Contains(stderr, "kill") {
-		t.Errorf("stderr advises to kill a process of this machine: %s", stderr)
-	}
-}
-
 func TestLocal_unusableData(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
