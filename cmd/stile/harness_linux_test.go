@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set("test.parallel", "16") // most tests wait most of the time
+		_ = flag.Set("test.parallel", "32") // most tests wait most of the time
 	}
 	// Under nohup(1) and in the background of a script these signals are ignored, and all processes
 	// started here would inherit that. Calling Notify undoes it.
