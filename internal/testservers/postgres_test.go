@@ -44,7 +44,7 @@ var databases = []struct {
 		},
 	},
 	{
-		"mariadb", func() (string, error) { return mariadbProgram("mariadbd") },
+		"mariadb", findMariaDB,
 		func() (*database, error) {
 			m, err := NewMariaDB("max_connections=19")
 			if err != nil {
@@ -57,6 +57,16 @@ var databases = []struct {
 			return output("mariadb", "--no-defaults", "-N", "-B", "-S", (&MariaDB{*d}).socket(), "-u", d.client, "-e", statement, "test")
 		},
 	},
+}
+
+// findMariaDB returns the path of the server if the two other programs that the tests run are installed too.
+func findMariaDB() (string, error) {
+	for _, name := range []string{"mariadb-install-db", "mariadb"} {
+		if _, err := mariadbProgram(name); err != nil {
+			return "", err
+		}
+	}
+	return mariadbProgram("mariadbd")
 }
 
 func output(program string, args ...string) (string, error) {
